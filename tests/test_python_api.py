@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from runs import (
@@ -311,6 +312,32 @@ def test_a_run_of_a_class_in_a_file_records_the_file(tmp_path):
     assert type(trained.task) is Tiny and trained.task.width == 16
     assert trained.model.training is False
     assert torch.equal(trained.model[0].weight, parameters(tmp_path, "ema")["0.weight"])
+
+
+class Odd(Tiny):
+    """Takes settings of many kinds."""
+
+    name = "odd"
+
+    def __init__(self, scale=1.0, text="", shape=(), table=None, function=None):
+        super().__init__()
+        self.settings = scale, text, list(shape), table
+
+
+def test_settings_are_recorded_and_what_cannot_be_is_told(tmp_path):
+    """NumPy's numbers, as a sweep gives them, and characters beyond the first 65,536."""
+    given = {"scale": np.float64(0.5), "text": "\U0001f4c1 é", "shape": (np.int64(3), 2)}
+    given["table"] = {"a b": [1.5, "x"]}
+    for task, more in ((Odd(**given, function=len), {}), (Odd, {**given, "function": len})):
+        lines, folder = [], tmp_path / str(len(more))
+        package.fit(
+            task, results_dir=folder, log=lines.append, lr=np.float32(0.25),
+            global_batch_size=np.int64(8), **more, **SHORT,
+        )  # fmt: skip
+        assert any("cannot hold function of Odd" in line for line in lines)
+        trained = package.load(folder, task=Odd)
+        assert trained.task.settings == (0.5, given["text"], [3, 2], given["table"])
+        assert trained.config["train"]["lr"] == 0.25
 
 
 def test_keywords_are_the_commands_options(tmp_path):

@@ -239,6 +239,8 @@ def _settings(
     options: Mapping[str, Any], preset: str | None, config: str | Path | None
 ) -> GivenSettings:
     names = {field.name for field in dataclasses.fields(TrainConfig)}
+    # NumPy's numbers, of a sweep.
+    options = {n: v.item() if getattr(v, "ndim", None) == 0 else v for n, v in options.items()}
     train = {name: _plain(name, value) for name, value in options.items() if name in names}
     own = {name: value for name, value in options.items() if name not in names}
     sources = SettingSources(preset, str(config) if config else None)

@@ -138,6 +138,35 @@ def lion(parameters, lr):
     return Lion(parameters, lr, weight_decay=0.01)
 
 
+def complex_weights():
+    """The largest relative difference from the CPU's weights after steps of the default AdamW."""
+    from fake_backend import FakeBackend
+
+    found, expected = (_with_complex_weights(b) for b in (opened(devices=2), FakeBackend()))
+    return max(float((found[n] - expected[n]).norm() / expected[n].norm()) for n in expected)
+
+
+def _with_complex_weights(backend):
+    from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
+
+    model = nn.Linear(4, 4)
+    model.weight = nn.Parameter(torch.complex(torch.eye(4), torch.ones(4, 4)))
+    model.bias = nn.Parameter(torch.ones(4))
+    model = backend.prepare(model)
+    groups = [ParameterGroup([model.weight], 0.1), ParameterGroup([model.bias])]
+    optimizer = backend.optimizer(groups, OptimizerSettings(lr=1e-2))
+    for step in range(4):
+        rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        [batch] = backend.batches([{"x": rows}])
+        with backend.micro_batch(model, first=True, last=True):
+            product = torch.complex(batch["x"], batch["x"].flip(0)) @ model.weight
+            backend.backward((product.real + model.bias - batch["x"].sin()).square().sum())
+        weight = torch.ones_like(batch["x"][:, 0]).sum()
+        backend.step(optimizer, lr=1e-2, weight=weight, clip_norm=0.5)
+        backend.finish()
+    return backend.to_host(dict(model.named_parameters()))
+
+
 class Reading(torch.optim.SGD):
     """Reads a value of the device in its step."""
 

@@ -1,5 +1,6 @@
 """The engine's promises on the fake backend: what it asks for, in which order, how often."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -84,6 +85,38 @@ def test_an_older_run_goes_on_without_the_warm_up_of_its_ema(request_for, monkey
         assert {name: again.train_config[name] for name in older} == older
     with pytest.raises(ConfigError, match="ema_warmup was 0, now 7"):
         train_run(request_for(max_steps=40, ema_warmup=7), FakeBackend(), silent)
+
+
+def test_an_older_run_goes_on_with_the_rates_that_it_had(request_for):
+    """Where nothing was said, a schedule ended at its peak: it was constant."""
+    cosine = {"max_steps": 10, "schedule": "cosine"}
+    older = request_for(**cosine, final_lr_fraction=1.0, max_time=1e-9)
+    assert train_run(older, FakeBackend(), silent).steps == 1
+    resumed = request_for(**cosine)
+    assert train_run(resumed, FakeBackend(), silent).finished
+    rates = {row["lr"] for row in read_metrics(resumed.folder) if row["kind"] == "train"}
+    assert rates == {resumed.config.lr}
+
+
+class Uncounted(Tiny):
+    """Nothing counts in the steps that it is told."""
+
+    def __init__(self, *steps: int) -> None:
+        super().__init__(noise=0.0)
+        self.steps, self.passes = steps, 0
+
+    def loss(self, model, batch):
+        self.passes += model.training
+        counts = float(not model.training or self.passes not in self.steps)
+        return {**super().loss(model, batch), "weight": torch.full_like(batch["mask"], counts)}
+
+
+def test_a_step_in_which_nothing_counts_has_no_gradient(request_for):
+    request = request_for(max_steps=3, log_every=1, optimizer="sgd", momentum=0.0, weight_decay=0.0)
+    train_run(replace(request, task=Uncounted(2)), FakeBackend(), silent)
+    rows = [row for row in read_metrics(request.folder) if row["kind"] == "train"]
+    assert rows[1]["gradient_norm"] == 0 and math.isnan(rows[1]["loss"])
+    assert all(math.isfinite(row["loss"]) for row in (rows[0], rows[2]))
 
 
 def test_the_best_validation_is_what_open_run_gives(request_for):

@@ -227,6 +227,10 @@ REFUSED = {
         lambda groups: OPTIM.SGD([torch.nn.Parameter(torch.ones(2))], RATE),
         "not the model's",
     ),
+    "decay": (
+        lambda groups: OPTIM.AdamW(groups, RATE, weight_decay=0.3),
+        "weight_decay=0.3 of AdamW has no effect",
+    ),
     "history": (lambda groups: Listing(groups, RATE), "Listing keeps a list as history/0"),
 }
 
@@ -321,6 +325,36 @@ def test_the_rates_that_an_optimizer_is_built_with_are_the_peaks():
     learner.train_step([batch_of(task, 0)], RATE / 4)
     rates = [group["lr"] for group in learner.optimizer.param_groups]
     assert rates == pytest.approx([0.1 / 4, RATE / 4])
+
+
+class Spectral(Tiny):
+    """Complex weights, as Fourier neural operators have them."""
+
+    def build_model(self, ops):
+        model = super().build_model(ops)
+        model.spectral = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.complex64) * (1 + 1j))
+        return model
+
+    def loss(self, model, batch):
+        found = torch.fft.fft(model(batch["x"])) @ model.spectral
+        return {"loss": (found.real - batch["y"]).square().mean(1)}
+
+
+def test_complex_weights_learn_as_in_torch():
+    task = Spectral(noise=0.0)
+    learner = learner_of(task, lr=RATE, ema_decay=None, weight_decay=0.0, clip_norm=0.1)
+    model = task.build_model(None)
+    model.load_state_dict({n: t.clone() for n, t in learner.model_tensors().items()})
+    peer = OPTIM.AdamW(model.parameters(), RATE, weight_decay=0.0)
+    for step in range(3):
+        batch = batch_of(task, step)
+        learner.train_step([batch], RATE)
+        peer.zero_grad()
+        task.loss(model, batch)["loss"].mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        peer.step()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(learner.model_tensors()[name], weight)
 
 
 class Sawtooth(Tiny):

@@ -26,6 +26,14 @@ def test_warmup_rises_to_the_peak_and_linear_ends_where_it_was_told():
     assert rates[4:] == sorted(rates[4:], reverse=True)
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_schedule_that_is_named_falls(schedule):
+    """`--set schedule=cosine` alone."""
+    config = TrainConfig(lr=1.0, schedule=schedule)
+    rates = [learning_rate(step, 11, config) for step in range(11)]
+    assert rates[5] == pytest.approx(0.505) and rates[-1] == pytest.approx(0.01)
+
+
 def test_constant_stays():
     assert {learning_rate(step, 5, TrainConfig(lr=0.3)) for step in range(5)} == {0.3}
 

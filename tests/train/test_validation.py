@@ -6,7 +6,7 @@ import torch
 from fake_backend import FakeBackend
 from tiny_task import Rows, Tiny
 
-from tpukit.errors import ConfigError, UsageError
+from tpukit.errors import ConfigError, DataError, UsageError
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.evaluation import in_data_order, infer, metrics_of
 from tpukit.train.learner import BatchSums, weighted_sums
@@ -122,8 +122,9 @@ class Mean(Tiny):
 
     name = "mean"
 
-    def __init__(self, samples: int = 21) -> None:
+    def __init__(self, samples: int = 21, loss_a_row: bool = False) -> None:
         super().__init__(noise=0.0)
+        self.loss_a_row = loss_a_row
         self.valid = [Rows(samples)[index] for index in range(samples)]
         for index, row in enumerate(self.valid):
             row["y"] += index
@@ -133,7 +134,8 @@ class Mean(Tiny):
 
     def loss(self, model, batch):
         losses = super().loss(model, batch)
-        return {"loss": losses["loss"].mean(), "worst": losses["worst"]}
+        loss, worst = losses["loss"], losses["worst"]
+        return {"loss": loss if self.loss_a_row else loss.mean(), "worst": worst.mean()}
 
 
 class Recorded(FakeBackend):
@@ -154,17 +156,23 @@ class Recorded(FakeBackend):
         return tensor
 
 
-@pytest.mark.parametrize(("ranks", "samples"), [(1, 21), (2, 21), (4, 17), (4, 15)])
-def test_a_mean_counts_every_sample_once_where_shapes_are_free(ranks, samples):
-    """The last batch of 16 rows has 5 samples, 1 or 15: a rank's rows are all samples, or none."""
-    task, sums, rows_seen = Mean(samples), [], []
+@pytest.mark.parametrize("loss_a_row", [False, True])
+@pytest.mark.parametrize(
+    ("ranks", "samples", "rows"),
+    [(1, 21, 16), (2, 21, 16), (4, 17, 16), (4, 15, 16), (2, 21, 5), (4, 3, 16)],
+)
+def test_a_mean_counts_every_sample_once_where_shapes_are_free(ranks, samples, rows, loss_a_row):
+    """The last batch of 16 rows has 5 samples, 1 or 15: a rank's rows are all samples, or none.
+
+    Nothing is known of the loss before, as in `tpukit test`, whose batch need not divide.
+    """
+    task, sums, rows_seen = Mean(samples, loss_a_row), [], []
     for rank in range(ranks):
         backend = Recorded(rank, ranks)
         torch.manual_seed(0)
         model = task.build_model(backend).eval()
         evaluation = BatchSums(task, backend, model)
-        evaluation.inputs.is_mean = True  # as after a step
-        settings = PlanSettings(16, 16, ranks, 0)
+        settings = PlanSettings(rows, rows, ranks, 0)
         data = task.datasets().valid
         batches = list(task.evaluation_batches(data, settings))
         metrics_of(evaluation, data, batches, LoaderSettings(0, 0), CompilationWatch(backend))
@@ -207,6 +215,40 @@ def test_outputs_are_of_each_sample_in_the_order_of_the_data():
         assert np.array_equal(found, [row["x"] for row in task.valid])
 
 
+@pytest.mark.parametrize(
+    ("forward", "told"),
+    [
+        (lambda batch: batch["x"].flatten(), r"a tensor of shape \(32,\) for a batch of 4 rows"),
+        (lambda batch: batch["x"].mean(), r"a tensor of shape \(\)"),
+        (lambda batch: {"scores": batch["x"]}, "'outputs' as a dict"),
+    ],
+)
+def test_outputs_that_are_not_one_a_row_are_named(forward, told):
+    task = Mean(8)
+    with pytest.raises(UsageError, match=told):
+        infer(task, task.valid, forward, FakeBackend(), rows_per_device=4)
+
+
+def test_outputs_keep_whole_numbers_and_data_without_samples_is_named():
+    """float32 holds whole numbers up to 2^24."""
+    task, ids = Mean(), [{**Rows(5)[i], "id": 20_000_001 + i} for i in range(5)]
+    found = infer(task, ids, lambda batch: batch["id"], FakeBackend())
+    assert found.tolist() == [sample["id"] for sample in ids]
+    with pytest.raises(DataError, match="no samples"):
+        infer(task, [], lambda batch: batch["id"], FakeBackend())
+
+
+def test_a_validation_in_which_nothing_counts_is_nan(train):
+    class Uncounted(Tiny):
+        def loss(self, model, batch):
+            weight = torch.full_like(batch["mask"], float(model.training))
+            return {**super().loss(model, batch), "weight": weight}
+
+    result, metrics, _ = train(Uncounted())
+    assert all(np.isnan(row["valid_loss"]) for row in metrics if row["kind"] == "valid")
+    assert result.finished and result.best == {}
+
+
 # -- the best metric -------------------------------------------------------------------------------
 class Scripted(Tiny):
     """Its validations score what the list says."""
@@ -244,6 +286,7 @@ def test_an_unknown_metric_is_named_after_the_checkpoint_is_written(train, tmp_p
 
 def test_a_metric_has_a_form():
     assert parse_best_metric("max:valid_auc") == BestMetric("valid_auc", largest=True)
+    assert parse_best_metric("max:valid_in-domain_f1@5").name == "valid_in-domain_f1@5"
     assert parse_best_metric("valid_loss") == parse_best_metric("min:valid_loss")
     with pytest.raises(ConfigError, match="best_metric 'auc' is not"):
         build(TrainConfig, {"best_metric": "auc"})

@@ -27,7 +27,8 @@ def named_optimizer(groups: Sequence[ParameterGroup], settings: OptimizerSetting
     lr, betas, eps = settings.lr, settings.betas, settings.eps
     match settings.name:
         case "adamw":
-            return torch.optim.AdamW(options, lr, betas, eps, fused=True)
+            fused = not any(p.is_complex() for group in groups for p in group.parameters)
+            return torch.optim.AdamW(options, lr, betas, eps, fused=fused)
         case "adam":
             return torch.optim.Adam(options, lr, betas, eps)
         case "sgd":
@@ -99,6 +100,15 @@ def require_steppable(optimizer: Any) -> None:
         raise _refused(name, "its step evaluates the loss again through a closure")
     if any(not isinstance(g.get("lr"), float | int | torch.Tensor) for g in optimizer.param_groups):
         raise _refused(name, "it has no `lr`, which the engine sets before each step")
+    option = inspect.signature(type(optimizer)).parameters.get("weight_decay")
+    decays = [group.get("weight_decay") for group in optimizer.param_groups]
+    given = optimizer.defaults.get("weight_decay")
+    if option is not None and given not in (option.default, *decays):
+        raise UsageError(
+            f"weight_decay={given} of {name} has no effect: its groups have {decays}.",
+            f"Give it as --set weight_decay={given}, or groups by the task's `parameter_groups`.",
+            id="optimizer",
+        )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise _refused(name, "it takes sparse gradients, which are neither reduced nor clipped")
 

@@ -33,7 +33,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 EMAUpdates = Literal["ema_pytorch", "ema_pytorch-0.5.2", "multiples"]
 Config = TypeVar("Config")
 
-METRIC = re.compile(r"(?:(min|max):)?(valid_\w+)")
+METRIC = re.compile(r"(?:(min|max):)?(valid_\S+)")
 """`valid_loss`, `min:valid_loss` or `max:valid_auc`."""
 
 
@@ -64,7 +64,7 @@ class TaskSettings:
     """Learning rate after the warm-up: constant, linear or cosine."""
     warmup_steps: int = setting(0, Range(0, LARGEST_COUNT), decides=True)
     """Optimizer steps of linear warm-up."""
-    final_lr_fraction: float = setting(1.0, FROM_ZERO, decides=True)
+    final_lr_fraction: float = setting(0.01, FROM_ZERO, decides=True, earlier=1.0)
     """The last step's learning rate as a fraction of the peak (linear and cosine schedules)."""
     clip_norm: float | None = setting(1.0, Range(0, 1e9, whole=False), decides=True)
     """Largest gradient norm over all parameters; 0 switches clipping off."""

@@ -56,7 +56,7 @@ class MicroBatch:
 
     def share(self, rank: int, world_size: int) -> MicroBatch:
         """The part of one rank: an equal number of rows, its keys a contiguous run."""
-        rows = self.rows // world_size
+        rows = -(-self.rows // world_size)
         own = slice(rank * rows, (rank + 1) * rows)
         counts = None if self.counts is None else self.counts[own]
         if self.counts is not None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tpukit.errors import UsageError
+from tpukit.errors import DataError, UsageError
 from tpukit.hardware.backend import Backend, Batch
-from tpukit.train.checks import expect, task_mistake
+from tpukit.train.checks import described, expect, task_mistake
 from tpukit.train.learner import BatchSums
 from tpukit.train.loader import LoaderSettings, SeeBatch, make_loader
 from tpukit.train.monitor import CompilationWatch, shapes_of
@@ -40,21 +41,22 @@ def infer(
     rows_per_device: int = ROWS_PER_DEVICE,
     loading: LoaderSettings = IN_PROCESS,
 ) -> NDArray[Any]:
-    """`forward(batch)` (rows, ...) of every sample, (samples, ...) in order, float32 on the host.
+    """`forward(batch)` (rows, ...) of every sample, (samples, ...) in order, on the host.
 
-    The ranks share the work; every rank must call it and gets all outputs.
+    Floats become float32. The ranks share the work; every rank must call it and gets all outputs.
     """
 
     def outputs(batch: Batch) -> Rows:
         with backend.autocast():
             found = forward(batch)
-        values = backend.to_host({"outputs": found.float()})["outputs"].numpy()
-        backend.finish()
-        return {"outputs": values, "mask": np.ones(len(values))}
+        rows = rows_on_host({"outputs": found}, batch, forward, backend)
+        return {**rows, "mask": np.ones(len(rows["mask"]))}
 
     rows = rows_per_device * backend.devices
     settings = PlanSettings(rows, rows, backend.devices, seed=0, compiles=backend.compiles)
     micro_batches = list(task.evaluation_batches(data, settings))
+    if not micro_batches:
+        raise DataError("infer: the data set has no samples.", "Check its path.")
     # Filled rows stay: what a sample gives does not depend on how many come with it.
     return rows_of_data(task, data, micro_batches, backend, loading, outputs)["outputs"]
 
@@ -79,6 +81,25 @@ def rows_of_data(
     if not any(parts):
         return {}
     return in_data_order(backend.all_gather_objects(parts), micro_batches)
+
+
+def rows_on_host(found: Any, batch: Batch, method: Callable[..., Any], backend: Backend) -> Rows:
+    """What a method gave for a batch by name, floats in fp32, and the batch's mask, on the host.
+
+    Raises UsageError for what is not a value for each row.
+    """
+    count = len(batch["mask"])
+    for name, value in expect(found, dict, method, "a dict of tensors by name").items():
+        if not isinstance(value, Tensor) or value.shape[:1] != (count,):
+            raise task_mistake(
+                method, f"returned {name!r} as {described(value)} for a batch of {count} rows",
+                f"Return a tensor of shape ({count}, ...): a value for each row.",
+            )  # fmt: skip
+    found = {n: v.float() if v.is_floating_point() else v for n, v in found.items()}
+    # All at once: a graph for each would be compiled otherwise.
+    backend.finish()
+    host = backend.to_host({**found, "mask": batch["mask"]})
+    return {name: tensor.numpy() for name, tensor in host.items()}
 
 
 def in_data_order(parts: Sequence[Sequence[Rows]], micro_batches: Sequence[MicroBatch]) -> Rows:
@@ -191,7 +212,13 @@ def metrics_of(
 ) -> dict[str, float]:
     """The means and the computed metrics of one set; the model is in eval mode."""
     task, backend = sums.task, sums.backend
-    micro_batches = _countable(micro_batches, sums)
+    if sums.inputs.is_mean is None and backend.world_size > 1 and not backend.compiles:
+        # One rank's rows always divide.
+        _look_at_loss(sums, data, micro_batches[:1], loading)
+    if not backend.compiles and sums.inputs.is_mean is not False:
+        # A mean would count filled rows, and no program is compiled for a shape.
+        parts = [micro.without_filled_rows(backend.devices) for micro in micro_batches]
+        micro_batches = list(chain.from_iterable(parts))
     has_rows = overrides(task, "validation_rows")
 
     def added(batch: Batch) -> Rows:
@@ -199,7 +226,9 @@ def metrics_of(
         watch.done("evaluate", shapes_of([batch]))
         if not has_rows:
             return {}
-        rows = sums.rows_of(batch)
+        with torch.no_grad(), backend.autocast():
+            found = backend.call(sums.model, task.validation_rows, batch)
+        rows = rows_on_host(found, batch, task.validation_rows, backend)
         watch.done("accumulate", shapes_of([batch]))
         return rows
 
@@ -214,14 +243,15 @@ def metrics_of(
     return values
 
 
-def _countable(micro_batches: Sequence[MicroBatch], sums: BatchSums) -> Sequence[MicroBatch]:
-    """Without filled rows, where a mean would count them and no program is compiled for a shape."""
-    backend, is_mean = sums.backend, sums.inputs.is_mean
-    # Before the first batch of a run's test; one rank's rows always divide.
-    is_unknown = is_mean is None and backend.world_size == 1
-    if backend.compiles or not (is_mean or is_unknown):
-        return micro_batches
-    return [part for m in micro_batches for part in m.without_filled_rows(backend.devices)]
+@torch.no_grad()
+def _look_at_loss(
+    sums: BatchSums, data: SampleSource, first: Sequence[MicroBatch], loading: LoaderSettings
+) -> None:
+    """A forward pass of the first micro-batch, which shows whether the loss returns means."""
+    backend = sums.backend
+    shares = [micro.share(backend.rank, backend.world_size) for micro in first]
+    for batch in backend.batches(make_loader(sums.task, data, shares, loading)):
+        sums.forward(batch, [])
 
 
 def _computed(task: Task, rows: Rows) -> dict[str, float]:

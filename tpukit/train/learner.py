@@ -1,19 +1,19 @@
 """One optimizer step: what the engine repeats and what a trial measures."""
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend, BackendState, Batch
 from tpukit.train.checkpoint import Checkpoint, persistent_buffers
-from tpukit.train.checks import check_loss, described, task_mistake
+from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import LossInputs
 from tpukit.train.optimizer import EMA, OptimizerState, build_optimizer, start_ema
@@ -36,9 +36,11 @@ class BatchSums:
         self._names: list[str] = []
         self._totals = torch.zeros(MOST_SUMS, device=backend.device)
 
-    def forward(self, batch: Batch, known: list[str]) -> tuple[list[str], Tensor]:
+    def forward(
+        self, batch: Batch, known: list[str], autocast: AbstractContextManager[None] | None = None
+    ) -> tuple[list[str], Tensor]:
         """Names of the metrics, and [total weight, weighted sum of each metric, 0 ...]."""
-        with self.backend.autocast(), self.inputs.watching(batch):
+        with autocast or self.backend.autocast(), self.inputs.watching(batch):
             returned = self.backend.call(self.model, self.task.loss, batch)
         outputs = check_loss(returned, self.task.loss, len(batch["mask"]))
         self.inputs.look_at(outputs)
@@ -55,31 +57,13 @@ class BatchSums:
         self._names, part = self.forward(batches[0], self._names)
         self._totals += part
 
-    @torch.no_grad()
-    def rows_of(self, batch: Batch) -> dict[str, NDArray[Any]]:
-        """The task's validation rows of a batch, and its mask, on the host."""
-        with self.backend.autocast():
-            found = self.backend.call(self.model, self.task.validation_rows, batch)
-        count = len(batch["mask"])
-        for name, value in found.items():
-            if not isinstance(value, Tensor) or value.shape[:1] != (count,):
-                raise task_mistake(
-                    self.task.validation_rows,
-                    f"returned {name!r} as {described(value)} for a batch of {count} rows",
-                    f"Return a tensor of shape ({count}, ...): a value for each row.",
-                )
-        found = {n: v.float() if v.is_floating_point() else v for n, v in found.items()}
-        # All at once: a graph for each would be compiled otherwise.
-        self.backend.finish()
-        host = self.backend.to_host({**found, "mask": batch["mask"]})
-        return {name: tensor.numpy() for name, tensor in host.items()}
-
     def read(self) -> dict[str, float]:
-        """The weighted means over all ranks; starts the sums anew."""
+        """The weighted means over all ranks, NaN of nothing; starts the sums anew."""
         totals = self.backend.all_reduce_sum(self._totals)
         weight, *sums = self.backend.to_host({"totals": totals})["totals"].tolist()
         self._totals.zero_()
         self.backend.finish()
+        weight = weight or math.nan
         return {name: total / weight for name, total in zip(self._names, sums, strict=False)}
 
 
@@ -222,14 +206,13 @@ class Learner:
                 # In place, so that every micro-batch is the same graph.
                 self._step_totals += part.detach()
         step_totals = self.backend.all_reduce_sum(self._step_totals)
+        # The gradient of a step in which nothing counts is zero.
+        total = torch.where(step_totals[0] == 0, 1.0, step_totals[0])
+        average = self.ema.update(weight) if self.ema else None
         norm = self.backend.step(
-            self.optimizer,
-            lr=lr,
-            weight=step_totals[0],
-            clip_norm=self.clip_norm,
-            average=self.ema.update(weight) if self.ema else None,
+            self.optimizer, lr=lr, weight=total, clip_norm=self.clip_norm, average=average
         )
-        self._after(step_totals, norm)
+        self._after(step_totals, total, norm)
         return True
 
     def _changed_by_passes(self) -> tuple[BackendState, dict[str, Tensor]]:
@@ -247,9 +230,9 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
-    def _after(self, totals: Tensor, norm: Tensor) -> None:
+    def _after(self, totals: Tensor, weight: Tensor, norm: Tensor) -> None:
         """Updates the latch and the sums for the log in the step's own graph."""
-        self.window += totals / totals[0]
+        self.window += totals / weight
         # The first entry counts the window's steps.
         is_first = ~torch.isfinite(totals[1]) & (self._first_bad == 0)
         self._first_bad.copy_(torch.where(is_first, self.window[0], self._first_bad))
@@ -278,7 +261,7 @@ class Learner:
         self.window.zero_()
         self._norms.copy_(_fresh_norms(self._norms.device))
         self.backend.finish()
-        # Two reads in a row have no step between them.
+        # Two reads in a row have no step between them; a step may count nothing.
         count = steps or float("nan")
         means = {name: total / count for name, total in zip(self._names, sums, strict=False)}
         first_bad = self._number_of(steps, host["bad"])

@@ -176,7 +176,9 @@ class LossInputs:
         # Elsewhere an index out of range is an error of the device's own.
         self.checks_indices = backend.compiles_everything and not is_compiled
         self.is_mean: bool | None = None
-        """Whether the loss is a 0-d mean without a weight; None before the first batch."""
+        """Whether the loss returns a 0-d entry, a mean perhaps; None before the first batch."""
+        self._means: list[str] = []
+        """Those entries, where no 0-d weight says how much they count."""
         self.has_filled_rows = False
         self._labels: dict[str, set[int]] = {}
         self._warned: set[str] = set()
@@ -249,20 +251,23 @@ class LossInputs:
 
     def look_at(self, outputs: dict[str, Tensor]) -> None:
         """Notes what the loss returned."""
-        self.is_mean = outputs["loss"].ndim == 0 and "weight" not in outputs
+        means = [name for name, value in outputs.items() if value.ndim == 0]
+        self.is_mean, self._means = bool(means), [] if "weight" in means else means
 
     def warnings(self) -> Iterator[str]:
         """What is wrong about a mean, with its fix; each once."""
-        if not self.is_mean:
+        if not self._means:
             return
+        name = "loss" if "loss" in self._means else self._means[0]
         uneven = [(n, sorted(c)) for n, c in self._labels.items() if len(c) > 1]
         labels = next(iter(self._labels), None)
         fix = PER_TOKEN.replace("NAME", labels) if labels else PER_ROW
-        start = f"Warning: {place_of(self.task.loss)} returns a mean (0-d 'loss')"
+        fix = fix if name == "loss" else "    one value a row, or a mean of those in the mask"
+        start = f"Warning: {place_of(self.task.loss)} returns a mean (0-d {name!r})"
         if self.has_filled_rows and "rows" not in self._warned:
             self._warned.add("rows")
             yield f"{start}, and rows that only fill a batch up count in it. Instead:\n{fix}"
-        elif uneven and not self._warned:
+        elif uneven and name == "loss" and not self._warned:
             self._warned.add("labels")
             name, (few, many) = uneven[0]
             yield (

@@ -30,13 +30,8 @@ def build_optimizer(
 
     Raises UsageError where the engine cannot step it.
     """
-    settings = OptimizerSettings(
-        (config.beta1, config.beta2),
-        task.defaults.adam.eps,
-        config.optimizer,
-        config.lr,
-        config.momentum,
-    )
+    betas, eps = (config.beta1, config.beta2), task.defaults.adam.eps
+    settings = OptimizerSettings(betas, eps, config.optimizer, config.lr, config.momentum)
     groups = list(task.parameter_groups(backend.unwrap(model), config.weight_decay))
     for group in groups:
         expect(

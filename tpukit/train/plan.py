@@ -58,7 +58,13 @@ class TrainingRequest:
     """None: a step is not cut for lack of memory, and a task's form is its last."""
 
     def remarks(self) -> list[str]:
-        """What was chosen for the user, a line each."""
+        """What was chosen for the user, and what is not kept, a line each."""
+        given = {name for name, value in self.task.given_settings.items() if value is not None}
+        if lost := ", ".join(sorted(given - {*self.task_settings, "data_path"})):
+            return [
+                f"Warning: config.toml cannot hold {lost} of {type(self.task).__name__}: give"
+                " `evaluate`, `predict` and `load` of this run the object, task=..."
+            ]
         if self.chosen_preset is None:
             return []
         values = ", ".join(f"{name} {value}" for name, value in self.task_settings.items())

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from tpukit.hardware.backend import Batch
 from tpukit.hardware.options import Precision
-from tpukit.train.checks import check_loss
-from tpukit.train.learner import Learner, weighted_sums
+from tpukit.train.learner import Learner
 
 if TYPE_CHECKING:
     from tpukit.train.plan import RunPlan
@@ -32,10 +31,8 @@ def compare_bf16(learner: Learner, plan: RunPlan) -> str:
         results[precision] = _loss_and_gradient(learner, batch, precision)
     backend.load_state(state)
     (exact, gradient), (rough, found) = results["fp32"], results["bf16"]
-    dot = sum(float((gradient[name] * found[name]).sum()) for name in gradient)
-    norms = [sum(float(g.square().sum()) for g in side.values()) ** 0.5
-             for side in (gradient, found)]  # fmt: skip
-    cosine = dot / (norms[0] * norms[1]) if norms[0] and norms[1] else 0.0
+    left, right = (torch.cat([s[n].flatten() for n in gradient]) for s in (gradient, found))
+    cosine = float(torch.nn.functional.cosine_similarity(left, right, dim=0))
     difference = abs(rough - exact) / max(abs(exact), 1e-12)
     is_fit = difference < LOSS_TOLERANCE and cosine > LEAST_COSINE
     verdict = "fit for bf16" if is_fit else "not clearly fit for bf16: try --precision fp32"
@@ -51,10 +48,7 @@ def _loss_and_gradient(
     parameters = {
         n: p for n, p in learner.backend.unwrap(learner.model).named_parameters() if p.requires_grad
     }
-    with learner.backend.autocast(precision):
-        returned = learner.backend.call(learner.model, learner.task.loss, batch)
-    outputs = check_loss(returned, learner.task.loss, len(batch["mask"]))
-    sums = weighted_sums(outputs, ["loss"], batch["mask"])
+    _, sums = learner.sums.forward(batch, [], learner.backend.autocast(precision))
     loss = sums[1] / sums[0]
     gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     found = {n: g.float() for n, g in zip(parameters, gradients, strict=True) if g is not None}

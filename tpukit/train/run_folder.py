@@ -141,14 +141,17 @@ def _sum_of_text(text: str) -> str:
 
 
 def _toml(value: Any) -> str:
+    value = value.item() if getattr(value, "ndim", None) == 0 else value  # NumPy's numbers
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(part) for part in value) + "]"
-    # A JSON string is a TOML basic string.
-    return json.dumps(str(value))
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml(str(n))} = {_toml(v)}" for n, v in value.items()) + "}"
+    # A JSON string is a TOML basic string, but for its surrogate pairs.
+    return json.dumps(str(value), ensure_ascii=False)
 
 
 def read_config(folder: RunFolder) -> dict[str, Any]:

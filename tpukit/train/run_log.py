@@ -100,7 +100,7 @@ def loss_curve(folder: RunFolder) -> bytes | None:
     """Training and validation loss from metrics.jsonl as a PNG picture."""
     rows = read_metrics(folder)
     train = [(r["step"], r["loss"]) for r in rows if r["kind"] == "train"]
-    name = next((k for r in rows for k in r if re.fullmatch(r"valid_(\w+_)?loss", k)), "")
+    name = next((k for r in rows for k in r if re.fullmatch(r"valid_(\S+_)?loss", k)), "")
     valid = [(r["step"], r[name]) for r in rows if name in r]
     if len(train) < 2:
         return None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -113,6 +114,7 @@ def describe(content: Any) -> str:
 
 
 # -- for code that knows nothing of tpukit -------------------------------------------------------
+RECORDED = (bool, int, float, str, list, tuple, dict)
 WEIGHTS_FILE, README_FILE = "model.safetensors", "README.md"
 
 
@@ -150,8 +152,14 @@ def settings_of(task: Task) -> dict[str, Any]:
     given = dict(task.given_settings)
     if dataclasses.is_dataclass(task):
         given = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
-    given = {n: str(v) if isinstance(v, Path) else v for n, v in given.items()}
-    return {n: v for n, v in given.items() if isinstance(v, bool | int | float | str | list)}
+    return recordable(given)
+
+
+def recordable(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a config file can hold, paths as texts."""
+    plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in given.items()}
+    plain = {n: str(v) if isinstance(v, Path) else v for n, v in plain.items()}
+    return {n: v for n, v in plain.items() if isinstance(v, RECORDED)}
 
 
 def readme(task: Task, tensors: Mapping[str, Tensor], artifacts: Mapping[str, bytes]) -> str:

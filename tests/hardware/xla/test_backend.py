@@ -130,3 +130,7 @@ def test_optimizers_equal_the_cpus_in_one_graph(names):
 def test_an_optimizer_that_reads_values_is_refused_by_name():
     told = on_xla("optimizers", "reading", devices="1")["reading"]["refused"]
     assert "the optimizer Reading reads values" in told
+
+
+def test_complex_weights_learn_as_on_the_cpu():
+    assert on_xla("complex_weights", devices="2") < 1e-4

@@ -124,7 +124,7 @@ class GivenSettings:
         from tpukit.train.plan import TrainingRequest
         from tpukit.train.run_folder import RunFolder
         from tpukit.train.task import Preset, Task
-        from tpukit.train.weights import settings_of
+        from tpukit.train.weights import recordable, settings_of
 
         if isinstance(task, Task):
             cls = own_class(type(task))
@@ -143,7 +143,7 @@ class GivenSettings:
         else:
             settings = {**preset.task, **file, **self.task}
             data_path = merge(*layers).get("data_path", default_data_path(cls))
-            built = make_task(cls, settings, data_path)
+            built, settings = make_task(cls, settings, data_path), recordable(settings)
         layers = [{"data_path": data_path}, *layers, task_defaults(built)]
         config = resolve(*layers, name=option_name)
         folder = Path(config.results_dir or default_folder(cls))

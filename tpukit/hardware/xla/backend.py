@@ -137,7 +137,8 @@ class XlaBackend(XlaOps):
         settings: OptimizerSettings,
         own: torch.optim.Optimizer | None = None,
     ) -> torch.optim.Optimizer:
-        if own is None and settings.name == "adamw":
+        is_complex = any(p.is_complex() for group in groups for p in group.parameters)
+        if own is None and settings.name == "adamw" and not is_complex:
             return XlaAdamW(groups, settings, self.mesh.zeros_like)
         optimizer = own or named_optimizer(groups, settings)
         choose_traced_form(optimizer)
@@ -204,7 +205,8 @@ class XlaBackend(XlaOps):
         average: Average | None = None,
     ) -> Tensor:
         gradients = gradients_of(optimizer)
-        squares = [gradient.float().square().sum() for gradient in gradients]
+        parts = [torch.view_as_real(g) if g.is_complex() else g for g in gradients]
+        squares = [part.float().square().sum() for part in parts]
         norm = torch.stack(squares).sum().sqrt() / weight
         factor = torch.reciprocal(weight)
         if clip_norm is not None:
