@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import replacing, require_regular, write_file, writing_errors
+from tpukit.io.toml import has_form
 from tpukit.train.checkpoint import Checkpoint, load_weights
 from tpukit.train.checks import MODEL, expect
 from tpukit.train.config import TrainConfig
@@ -151,7 +152,7 @@ def settings_of(task: Task) -> dict[str, Any]:
     if dataclasses.is_dataclass(task):
         given = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
     given = {n: str(v) if isinstance(v, Path) else v for n, v in given.items()}
-    return {n: v for n, v in given.items() if isinstance(v, bool | int | float | str | list)}
+    return {name: value for name, value in given.items() if has_form(value)}
 
 
 def readme(task: Task, tensors: Mapping[str, Tensor], artifacts: Mapping[str, bytes]) -> str:
