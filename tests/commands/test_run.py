@@ -155,6 +155,7 @@ def test_output_that_nobody_reads_ends_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [(["--", "nothing"], "Error: nothing: cannot be run (No such file or directory)."),
+     (["--", "./"], "Error: ./: cannot be run (Permission denied)."),
      (["--silence", "soon", "ls"], "Error: invalid duration 'soon'."),
      ([], "Error: Missing argument 'COMMAND...'.")],
 )  # fmt: skip
