@@ -207,8 +207,9 @@ def test_an_example_is_as_large_as_batches_of_many_sizes_become(rows):
     settings = PlanSettings(rows, rows, 1, seed=0)
     first = Longest().plan(data, PlanSettings(32, 32, 1, seed=0)).step(0)[0].keys
     lengths = sorted((len(data[key.sample]["x"]) for key in first), reverse=True)
-    (padded,) = example_batches(Longest(), settings, data)
+    padded, short = example_batches(Longest(), settings, data)
     assert padded["x"].shape == (rows, lengths[0])
-    (joined,) = example_batches(Joined(), settings, data)
+    assert short["x"].shape == (rows, lengths[-rows] if rows < 32 else lengths[0])
+    joined, _ = example_batches(Joined(), settings, data)
     assert len(joined["x"]) == sum(itertools.islice(itertools.cycle(lengths), rows))
     assert len(joined["label"]) == len(joined["mask"]) == rows

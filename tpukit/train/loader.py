@@ -95,17 +95,21 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
             batch["mask"].zero_()
         return batch
 
-    def filled(self, micros: Sequence[MicroBatch]) -> Batch:
-        """A full batch in the shape of these: of their first sample alone or, where `collate` makes
-        batches of any size, of the largest among the first ones, as many as there are rows."""
+    def filled(self, micros: Sequence[MicroBatch]) -> list[Batch]:
+        """A full batch in the shape of these, of their first sample alone; where `collate` makes
+        batches of any size, one of the largest among the first samples, and one of the smallest."""
         micro = micros[0]
         varies = not self._stacks and micro.shape is None and micro.counts is None
         ones = list(itertools.islice(self._alone(micros), SEEN_SAMPLES if varies else 1))
         sizes = [_numbers(self.batch(replace(one, rows=1))) for one in ones[1:] and ones]
-        if len(set(sizes)) > 1:
-            largest = sorted(range(len(ones)), key=sizes.__getitem__, reverse=True)
-            turns = itertools.islice(itertools.cycle(largest), micro.rows)
-            ones = [ones[place] for place in turns]
+        if len(set(sizes)) < 2:
+            return [self._filled_with(micro, ones[:1])]
+        largest = sorted(range(len(ones)), key=sizes.__getitem__, reverse=True)
+        turns = (itertools.cycle(order) for order in (largest, largest[::-1]))
+        return [self._filled_with(micro, [ones[place] for place in itertools.islice(t, micro.rows)])
+                for t in turns]  # fmt: skip
+
+    def _filled_with(self, micro: MicroBatch, ones: Iterable[MicroBatch]) -> Batch:
         keys, samples = zip(*((one.keys[0], one.samples[0]) for one in ones), strict=True)
         batch = self.batch(replace(micro, keys=keys, samples=samples))
         batch["mask"].fill_(1.0)
@@ -156,7 +160,8 @@ def example_batches(task: Task, settings: PlanSettings, data: Any = None) -> lis
     for micro in itertools.chain.from_iterable(map(plan.step, steps)):
         shapes.setdefault((micro.rows, micro.shape), []).append(micro)
     made = MicroBatchData(task, data, seed=0)
-    return sorted(map(made.filled, shapes.values()), key=_numbers, reverse=True)
+    batches = itertools.chain.from_iterable(map(made.filled, shapes.values()))
+    return sorted(batches, key=_numbers, reverse=True)
 
 
 def _numbers(batch: Batch) -> int:
