@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpukit.commands.options.option_sets import read_value
-from tpukit.commands.options.own_options import DEFAULT_TASKS, command_of, declared_options
+from tpukit.commands.options.own_options import DEFAULT_TASKS, command_of
 from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings, task_defaults
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import settle_kernels
@@ -30,21 +30,15 @@ if TYPE_CHECKING:
     WriteCommand = Callable[[TrainingRequest, int, int], str]
 
 
-TAKEN = {"task", "plan", "preset", "config", "settings", "json", "debug"}
-"""Options of the training commands themselves: a task's setting of such a name takes `--set`."""
-
-
 def training_command(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
     """The training command with the recommended batch."""
     command = command_of(request.spec)
     words = ["tpukit", command]
     if request.spec != DEFAULT_TASKS[command]:
         words += ["--task", request.spec]
-    own = {field.name for field in declared_options(command, request.spec)} - TAKEN
     for name, value in request.task_settings.items():
-        is_option = name in own and isinstance(value, int | float | str | Path)
-        is_plain = isinstance(value, Path) or read_value(str(value)) == value
-        words += [flag(name), str(value)] if is_option and is_plain else _set(name, value)
+        # Of a path the option alone makes one again.
+        words += [flag(name), str(value)] if isinstance(value, Path) else _set(name, value)
     for name, value in settings_to_repeat(request, global_batch, accumulate).items():
         words += _words(name, value)
     return shlex.join(words)

@@ -15,10 +15,10 @@ def toml_text(value: Any) -> str:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(toml_text, value)) + "]"
+        return f"[{', '.join(map(toml_text, value))}]"
     if isinstance(value, Mapping):
         parts = (f"{toml_text(str(name))} = {toml_text(part)}" for name, part in value.items())
-        return "{" + ", ".join(parts) + "}"
+        return f"{{{', '.join(parts)}}}"
     # A JSON string is a TOML basic string.
     return json.dumps(str(value))
 
@@ -29,4 +29,4 @@ def has_form(value: Any) -> bool:
         return all(isinstance(name, str) and has_form(part) for name, part in value.items())
     if isinstance(value, list | tuple):
         return all(map(has_form, value))
-    return isinstance(value, bool | int | float | str | datetime.date | datetime.time)
+    return isinstance(value, int | float | str | datetime.date | datetime.time)

@@ -100,20 +100,18 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
         batches of any size, one of the largest among the first samples, and one of the smallest."""
         micro = micros[0]
         varies = not self._stacks and micro.shape is None and micro.counts is None
-        ones = list(itertools.islice(self._alone(micros), SEEN_SAMPLES if varies else 1))
-        sizes = [_numbers(self.batch(replace(one, rows=1))) for one in ones[1:] and ones]
-        if len(set(sizes)) < 2:
-            return [self._filled_with(micro, ones[:1])]
-        largest = sorted(range(len(ones)), key=sizes.__getitem__, reverse=True)
-        turns = (itertools.cycle(order) for order in (largest, largest[::-1]))
-        return [self._filled_with(micro, [ones[place] for place in itertools.islice(t, micro.rows)])
-                for t in turns]  # fmt: skip
-
-    def _filled_with(self, micro: MicroBatch, ones: Iterable[MicroBatch]) -> Batch:
-        keys, samples = zip(*((one.keys[0], one.samples[0]) for one in ones), strict=True)
-        batch = self.batch(replace(micro, keys=keys, samples=samples))
-        batch["mask"].fill_(1.0)
-        return batch
+        ones = [*itertools.islice(self._alone(micros), SEEN_SAMPLES if varies else 1)]
+        sizes = [_numbers(self.batch(replace(one, rows=1))) for one in ones if varies]
+        varies = len(set(sizes)) > 1
+        if varies:
+            ones = [ones[place] for place in sorted(range(len(ones)), key=sizes.__getitem__)]
+        batches = []
+        for order in (ones[::-1], ones) if varies else [ones]:
+            chosen = [*itertools.islice(itertools.cycle(order), micro.rows if varies else 1)]
+            keys, samples = tuple(o.keys[0] for o in chosen), [o.samples[0] for o in chosen]
+            batches.append(self.batch(replace(micro, keys=keys, samples=samples)))
+            batches[-1]["mask"].fill_(1.0)
+        return batches
 
     def _alone(self, micros: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
         """Micro-batches of each of their samples, read once."""

@@ -31,9 +31,6 @@ DEVICE = torch.ops.prim.device.default
 TO_COPY = torch.ops.aten._to_copy.default
 SPARSE = {torch.ops.aten.embedding.default: 4, torch.ops.aten._embedding_bag.default: 5}
 """Operators with a sparse gradient -> the place of the argument that asks for it."""
-LATER_STEP = 2.0
-"""What an optimizer reads of its state (a step's number, a product of rates): at 1 NAdam divides by
-zero."""
 MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 CUDNN = "cudnn"
 CUDNN_BYTES = 256 * 2**20
@@ -145,8 +142,9 @@ class StorageRecorder(TorchDispatchMode):
             return args[0].fake_device  # two of three calls, which make nothing
         self.operator = func
         if func is SCALAR and self.phase in ("build", "step"):
-            # An optimizer reads its step's number; a scaler whether the gradients are finite.
-            return LATER_STEP if args[0].is_floating_point() else 1
+            # An optimizer reads its step's number (at a first one NAdam divides by zero); a scaler
+            # whether the gradients are finite.
+            return 2.0 if args[0].is_floating_point() else 1
         if self.phase == "forward" and func in SPARSE and any(args[SPARSE[func] :][:1]):
             raise SparseGradientError(f"of `{self.module}`" if self.module else "of a weight")
         result = func(*args, **(kwargs or {}))
