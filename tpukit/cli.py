@@ -315,7 +315,7 @@ def _named(message: str, hint: str, arguments: list[str]) -> str:
     pairs += [list(pair) for pair in pairwise(arguments) if pair[0] not in _flags(arguments)]
     for option, value in pairs:
         is_path = "/" in value or bool(re.search(r"\.[a-z]\w*$", value)) or len(value) > NAME_MAX
-        if option.startswith("--") and is_path and not value.startswith("-"):
+        if option[2:] and option.startswith("--") and is_path and not value.startswith("-"):
             # A path is shown without double slashes: a URL loses one of its own.
             shown = str(Path(value))
             if shown in message:

@@ -23,7 +23,7 @@ from tpukit.hardware.backend import Batch, ModelOps, TorchOps
 from tpukit.hardware.launch.child import Death
 from tpukit.hardware.launch.memory_watch import watched_memory
 from tpukit.io.units import GIB
-from tpukit.probe.batch.model_task import tensors_in
+from tpukit.probe.batch.model_task import input_key, tensors_in
 from tpukit.probe.compiler.client import find_client
 from tpukit.probe.compiler.source_map import is_model_code, model_frame
 from tpukit.probe.parity import (
@@ -115,7 +115,7 @@ class GivenModel(SeededTask):
         return copied(self.model)
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        given = {name: batch.get(_key(name), value) for name, value in self._named()}
+        given = {name: batch.get(input_key(name), value) for name, value in self._named()}
         if isinstance(self.inputs, Mapping):
             inputs: Any = given
             output = model(**given)
@@ -125,7 +125,7 @@ class GivenModel(SeededTask):
         return {"loss": self.loss_function(output, inputs)}
 
     def example_batches(self, rows: int, seed: int = 0) -> list[Batch]:
-        tensors = {_key(name): v for name, v in self._named() if isinstance(v, Tensor)}
+        tensors = {input_key(name): v for name, v in self._named() if isinstance(v, Tensor)}
         sizes = [value.shape[0] for value in tensors.values() if value.ndim]
         if not sizes or not sizes[0]:
             raise ConfigError("inputs: no tensor with rows.", "Give a tensor with at least one.")
@@ -140,11 +140,6 @@ class GivenModel(SeededTask):
         """The inputs with their names or positions."""
         given = [self.inputs] if isinstance(self.inputs, Tensor) else self.inputs
         return list(given.items() if isinstance(given, Mapping) else enumerate(given))
-
-
-def _key(name: object) -> str:
-    """The name of an input in a batch, where `mask` belongs to the engine."""
-    return f"input_{name}"
 
 
 def _default_loss(output: Any, inputs: Any) -> Tensor:

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -155,12 +156,25 @@ def test_output_that_nobody_reads_ends_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [(["--", "nothing"], "Error: nothing: cannot be run (No such file or directory)."),
+     (["--", "./"], "Error: ./: cannot be run (Permission denied)."),
      (["--silence", "soon", "ls"], "Error: invalid duration 'soon'."),
      ([], "Error: Missing argument 'COMMAND...'.")],
 )  # fmt: skip
 def test_wrong_usage(arguments, line):
     code, _, err = run(*arguments)
     assert code == 2 and line in err and "Traceback" not in err
+
+
+def test_a_log_that_cannot_be_written_ends_alone(tmp_path):
+    """As on a full disk: here by the limit on a file's size, of which the system says EFBIG."""
+    script = "for i in $(seq 400); do echo line $i; done; sleep 1; echo end; exit 3"
+    code, out, err = run(
+        "--log", tmp_path / "log", "--", "sh", "-c", script,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
+    )  # fmt: skip
+    assert code == 3 and out.endswith("line 400\nend\n")
+    assert "log is incomplete: File too large." in err and "ended with exit code 3" in err
+    assert len((tmp_path / "log").read_bytes()) == 4096
 
 
 def test_a_log_keeps_the_end_and_no_progress(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ def test_the_slowest_resource_decides():
     step = estimate("v5e-8", flops=197e12, bytes_accessed=819e9 / 2, collective_bytes=10**9)
     assert step.seconds_by["arithmetic"] == pytest.approx(1.0)
     assert step.seconds_by["memory"] == pytest.approx(0.5)
-    assert step.seconds_by["links"] == pytest.approx(0.01)
+    assert step.seconds_by["links"] == pytest.approx(0.005)
     assert (step.seconds, step.bound_by) == (pytest.approx(1.0), "arithmetic")
     assert estimate("v5e-8", 0, 819e9, 0).bound_by == "memory"
     assert estimate("v5e-8", 0, 0, 10**9).bound_by == "links"

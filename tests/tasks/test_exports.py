@@ -17,7 +17,7 @@ from tpukit import cli
 from tpukit.errors import DataError
 from tpukit.hardware.backend import TorchOps
 from tpukit.tasks.eit.task import EITTask
-from tpukit.train.weights import export
+from tpukit.train.weights import export, settings_of
 
 
 def blocks(folder: Path) -> list[str]:
@@ -83,6 +83,16 @@ def test_the_settings_of_a_dataclass_are_named(tmp_path):
     task = Fields(width=3)
     export(task, task.build_model(TorchOps()).state_dict(), {}, tmp_path)
     assert "Fields(width=3, samples=64, noise=0.1).plain_model" in blocks(tmp_path)[1]
+
+
+class Sized(Tiny):
+    def __init__(self, widths=(1,), limits=None, layer=None):
+        super().__init__()
+
+
+def test_tuples_and_tables_are_recorded():
+    given = {"widths": (2, 3), "limits": {"low": 0.1}}
+    assert settings_of(Sized(**given, layer=torch.nn.ReLU())) == given
 
 
 def test_tied_weights_stand_under_each_name(tmp_path):

@@ -1,6 +1,7 @@
 """Host batches: what `collate` and `draw` may leave to the engine."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -8,8 +9,8 @@ import torch
 from tiny_task import Tiny
 
 from tpukit.errors import DataError, UsageError
-from tpukit.train.loader import LoaderSettings, make_loader
-from tpukit.train.task import MicroBatch, SampleKey, Task, stack_samples
+from tpukit.train.loader import LoaderSettings, example_batches, make_loader
+from tpukit.train.task import MicroBatch, PlanSettings, SampleKey, Task, stack_samples
 
 LENGTHS = (16, 61)
 
@@ -175,3 +176,40 @@ def test_bytes_that_nothing_decodes_name_where_they_come_from():
     micro = MicroBatch(keys(2, 1), rows=2)
     with pytest.raises(DataError, match=r"Files\.__getitem__ .* gave sample 2 with 'npy' as a byt"):
         load(Plain(), Files(), micro)
+
+
+# -- examples -------------------------------------------------------------------------------------
+class Longest(Plain):
+    example_batches = Task.example_batches
+
+    def collate(self, samples, micro):
+        longest = max(len(sample["x"]) for sample in samples)
+        rows = [np.pad(sample["x"], (0, longest - len(sample["x"]))) for sample in samples]
+        return {"x": torch.from_numpy(np.stack(rows))}
+
+
+class Joined(Plain):
+    """Samples of many sizes one behind the other, as graphs are."""
+
+    example_batches = Task.example_batches
+
+    def collate(self, samples, micro):
+        return {
+            "x": torch.from_numpy(np.concatenate([sample["x"] for sample in samples])),
+            "label": torch.tensor([sample["label"] for sample in samples]),
+        }
+
+
+@pytest.mark.parametrize("rows", [4, 96])
+def test_an_example_is_as_large_as_batches_of_many_sizes_become(rows):
+    """Its memory stands for a run's: one sample, however short, decided it."""
+    data = Numbers(200, lambda index: 1 + index % 50)
+    settings = PlanSettings(rows, rows, 1, seed=0)
+    first = Longest().plan(data, PlanSettings(32, 32, 1, seed=0)).step(0)[0].keys
+    lengths = sorted((len(data[key.sample]["x"]) for key in first), reverse=True)
+    padded, short = example_batches(Longest(), settings, data)
+    assert padded["x"].shape == (rows, lengths[0])
+    assert short["x"].shape == (rows, lengths[-rows] if rows < 32 else lengths[0])
+    joined, _ = example_batches(Joined(), settings, data)
+    assert len(joined["x"]) == sum(itertools.islice(itertools.cycle(lengths), rows))
+    assert len(joined["label"]) == len(joined["mask"]) == rows

@@ -103,6 +103,8 @@ class Recorded:
         if name is not None and not is_stopped:
             self.log.note(f"the command was ended by {name}")
         self.log.close()
+        if self.log.lost is not None:
+            _say(f"tpukit run: the log {self.log.path} is incomplete: {self.log.lost}.")
         if code == 0:
             return self._result("succeeded", 0)
         how = f"was ended by {name}" if name else f"ended with exit code {code}"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpukit.commands.options.own_options import DEFAULT_TASKS, command_of, declared_options
+from tpukit.commands.options.option_sets import read_value
+from tpukit.commands.options.own_options import DEFAULT_TASKS, command_of
 from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings, task_defaults
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import settle_kernels
 from tpukit.io.ranges import flag, range_problems, ranges_of
+from tpukit.io.toml import toml_text
 from tpukit.io.units import size_text
 from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import resolve
@@ -36,10 +36,9 @@ def training_command(request: TrainingRequest, global_batch: int, accumulate: in
     words = ["tpukit", command]
     if request.spec != DEFAULT_TASKS[command]:
         words += ["--task", request.spec]
-    own = [field.name for field in declared_options(command, request.spec)]
     for name, value in request.task_settings.items():
-        is_option = name in own and not isinstance(value, bool)
-        words += [flag(name), str(value)] if is_option else ["--set", f"{name}={_toml(value)}"]
+        # Of a path the option alone makes one again.
+        words += [flag(name), str(value)] if isinstance(value, Path) else _set(name, value)
     for name, value in settings_to_repeat(request, global_batch, accumulate).items():
         words += _words(name, value)
     return shlex.join(words)
@@ -47,15 +46,16 @@ def training_command(request: TrainingRequest, global_batch: int, accumulate: in
 
 def _words(name: str, value: Any) -> list[str]:
     """A training setting on the command line."""
-    if name not in itertools.chain.from_iterable(TRAINING_PANELS.values()):
-        return ["--set", f"{name}={_toml(value)}"]
+    if not any(name in names for names in TRAINING_PANELS.values()):
+        return _set(name, value)
     if isinstance(value, bool):
         return [flag(name) if value else flag(f"no-{name}")]
     return [flag(name), size_text(value) if name == "memory_limit" else str(value)]
 
 
-def _toml(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, bool) else value
+def _set(name: str, value: Any) -> list[str]:
+    """A setting by `--set`, with quotes around a text that would be read as something else."""
+    return ["--set", f"{name}={value if read_value(str(value)) == value else toml_text(value)}"]
 
 
 def settings_to_repeat(
@@ -118,7 +118,8 @@ def size_batch(
         found = recommend_form(evaluator, settings, log, [*forms])
     if target is not None:
         is_gpu = isinstance(found.target, GpuTarget)
-        config = dataclasses.replace(request.config, hw="gpu" if is_gpu else "tpu")
+        devices = found.devices if is_gpu else None
+        config = dataclasses.replace(request.config, hw="gpu" if is_gpu else "tpu", devices=devices)
         request = dataclasses.replace(request, config=config)
     chosen = {**request.task_settings, **chosen_settings(task, forms[found.form])}
     request = dataclasses.replace(request, task_settings=chosen)

@@ -14,8 +14,8 @@ import termios
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tpukit.io.process import die_with_parent
@@ -205,6 +205,8 @@ class OutputLog:
         self._older = path.with_name(f"{path.name}.older")
         self._file = path.open("wb")
         self._size = 0
+        self.lost: str | None = None
+        """Why the log ends before the output does: the disk is full, say."""
         self._begun: dict[int, bytes] = defaultdict(bytes)
 
     def add(self, stream: int, data: bytes) -> None:
@@ -225,16 +227,29 @@ class OutputLog:
 
     def flush(self) -> None:
         """Writes to the file what has come, but for lines without an end."""
-        self._file.flush()
+        with self._going_on():
+            self._file.flush()
 
     def close(self) -> None:
         """Writes everything, in one file."""
         self._end_lines()
-        self._file.close()
-        if self._older.exists():
-            with self._older.open("ab") as whole, self.path.open("rb") as newest:
-                shutil.copyfileobj(newest, whole)
-            self._older.replace(self.path)
+        with self._going_on():
+            self._file.close()
+            if self._older.exists():
+                with self._older.open("ab") as whole, self.path.open("rb") as newest:
+                    shutil.copyfileobj(newest, whole)
+                self._older.replace(self.path)
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Where the file cannot be written, the log ends; the command goes on."""
+        try:
+            yield
+        except OSError as error:
+            self.lost = error.strerror
+            with suppress(OSError):
+                self._file.close()
+            self._file = Path(os.devnull).open("wb")  # noqa: SIM115 - as the log was
 
     def _end_lines(self) -> None:
         for rest in self._begun.values():
@@ -248,8 +263,9 @@ class OutputLog:
         now = time.time()
         whole = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
         stamp = f"{whole}.{int(now % 1 * 1000):03d} ".encode()
-        self._size += self._file.write(stamp + lines.replace(b"\n", b"\n" + stamp) + b"\n")
-        if self._size > MOST_BYTES // 2:
-            self._file.close()
-            self.path.replace(self._older)
-            self._file, self._size = self.path.open("wb"), 0
+        with self._going_on():
+            self._size += self._file.write(stamp + lines.replace(b"\n", b"\n" + stamp) + b"\n")
+            if self._size > MOST_BYTES // 2:
+                self._file.close()
+                self.path.replace(self._older)
+                self._file, self._size = self.path.open("wb"), 0

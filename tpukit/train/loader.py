@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,6 +44,8 @@ from tpukit.train.user_code import place_of, task_failure
 
 PROBED_STEPS = 100
 """Maximum number of a plan's steps that are searched for shapes of batches."""
+SEEN_SAMPLES = 32
+"""Samples whose sizes are compared where a task's `collate` may make batches of any size."""
 FEW_WORKERS = 4
 SeeBatch = Callable[[Batch, MicroBatch], None]
 
@@ -93,12 +95,30 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
             batch["mask"].zero_()
         return batch
 
-    def filled(self, micro: MicroBatch) -> Batch:
-        """A batch of this shape from its first sample alone, as `collate` fills up rows."""
-        samples = micro.samples and unpacked(micro.samples)[:1]
-        batch = self.batch(replace(micro, keys=micro.keys[:1], samples=samples))
-        batch["mask"].fill_(1.0)
-        return batch
+    def filled(self, micros: Sequence[MicroBatch]) -> list[Batch]:
+        """A full batch in the shape of these, of their first sample alone; where `collate` makes
+        batches of any size, one of the largest among the first samples, and one of the smallest."""
+        micro = micros[0]
+        varies = not self._stacks and micro.shape is None and micro.counts is None
+        ones = [*itertools.islice(self._alone(micros), SEEN_SAMPLES if varies else 1)]
+        sizes = [_numbers(self.batch(replace(one, rows=1))) for one in ones if varies]
+        varies = len(set(sizes)) > 1
+        if varies:
+            ones = [ones[place] for place in sorted(range(len(ones)), key=sizes.__getitem__)]
+        batches = []
+        for order in (ones[::-1], ones) if varies else [ones]:
+            chosen = [*itertools.islice(itertools.cycle(order), micro.rows if varies else 1)]
+            keys, samples = tuple(o.keys[0] for o in chosen), [o.samples[0] for o in chosen]
+            batches.append(self.batch(replace(micro, keys=keys, samples=samples)))
+            batches[-1]["mask"].fill_(1.0)
+        return batches
+
+    def _alone(self, micros: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
+        """Micro-batches of each of their samples, read once."""
+        for micro in micros:
+            found = unpacked(micro.samples) or (self.data[key.sample] for key in micro.keys)
+            for key, sample in zip(micro.keys, found, strict=False):
+                yield replace(micro, keys=(key,), samples=(sample,))
 
     def sample(self, key: SampleKey) -> Sample:
         """A sample of a map-style data set, with its draws."""
@@ -123,7 +143,7 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
 def example_batches(task: Task, settings: PlanSettings, data: Any = None) -> list[Batch]:
     """Host batches of each shape of a run planned with `settings`, the costliest first.
 
-    The task's own examples, or one sample of its training data (`data` where it is open) repeated.
+    The task's own examples, or samples of its training data (`data` where it is open) repeated.
     """
     if overrides(task, "probe_batches") or overrides(task, "example_batches"):
         return task.probe_batches(settings)
@@ -134,10 +154,16 @@ def example_batches(task: Task, settings: PlanSettings, data: Any = None) -> lis
     rows = settings.micro_rows
     plan = task.plan(data, PlanSettings(rows, rows, 1, seed=0))
     steps = range(1 if is_stream(data) else min(plan.steps_per_epoch(), PROBED_STEPS))
-    shapes = {(m.rows, m.shape): m for step in steps for m in plan.step(step)}
+    shapes: dict[Any, list[MicroBatch]] = {}
+    for micro in itertools.chain.from_iterable(map(plan.step, steps)):
+        shapes.setdefault((micro.rows, micro.shape), []).append(micro)
     made = MicroBatchData(task, data, seed=0)
-    batches = [made.filled(micro) for micro in shapes.values()]
-    return sorted(batches, key=lambda batch: -sum(t.numel() for t in batch.values()))
+    batches = itertools.chain.from_iterable(map(made.filled, shapes.values()))
+    return sorted(batches, key=_numbers, reverse=True)
+
+
+def _numbers(batch: Batch) -> int:
+    return sum(tensor.numel() for tensor in batch.values())
 
 
 class MicroBatchLoader(DataLoader[Batch | TpukitError]):

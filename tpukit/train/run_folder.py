@@ -15,6 +15,7 @@ from tpukit import __version__
 from tpukit.errors import CheckpointError, UsageError
 from tpukit.io.files import write_file
 from tpukit.io.lock import LockedError, exclusive
+from tpukit.io.toml import toml_text
 from tpukit.knowledge.versions import installed_versions
 from tpukit.train.checkpoint import (
     STATE_FILE,
@@ -130,7 +131,9 @@ def write_config(folder: RunFolder, tables: Mapping[str, Mapping[str, Any]]) -> 
     lines = ["# Everything that was decided; `--config` takes this file.", ""]
     for table, values in tables.items():
         lines.append(f"[{table}]")
-        lines += [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
+        lines += [
+            f"{name} = {toml_text(value)}" for name, value in values.items() if value is not None
+        ]
         lines.append("")
     text = "\n".join(lines)
     write_file(folder.config, f"{SUM_LINE}{_sum_of_text(text)}\n{text}".encode())
@@ -138,20 +141,6 @@ def write_config(folder: RunFolder, tables: Mapping[str, Mapping[str, Any]]) -> 
 
 def _sum_of_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _toml(value: Any) -> str:
-    value = value.item() if getattr(value, "ndim", None) == 0 else value  # NumPy's numbers
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(part) for part in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml(str(n))} = {_toml(v)}" for n, v in value.items()) + "}"
-    # A JSON string is a TOML basic string, but for its surrogate pairs.
-    return json.dumps(str(value), ensure_ascii=False)
 
 
 def read_config(folder: RunFolder) -> dict[str, Any]:

@@ -291,7 +291,8 @@ class Task(ABC):
         """Host batches of each shape that training uses, the costliest first.
 
         Default: one sample of the training data repeated, for each shape in the first steps of the
-        plan (`loader.example_batches`). Override it to probe where the data is not at hand.
+        plan; where `collate` makes batches of any size, the largest of 32 samples
+        (`loader.example_batches`). Override it to probe where the data is not at hand.
         """
         raise NotImplementedError("Task.example_batches: `super()` has none; leave the method out")
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import replacing, require_regular, write_file, writing_errors
+from tpukit.io.toml import has_form
 from tpukit.train.checkpoint import Checkpoint, load_weights
 from tpukit.train.checks import MODEL, expect
 from tpukit.train.config import TrainConfig
@@ -114,7 +115,6 @@ def describe(content: Any) -> str:
 
 
 # -- for code that knows nothing of tpukit -------------------------------------------------------
-RECORDED = (bool, int, float, str, list, tuple, dict)
 WEIGHTS_FILE, README_FILE = "model.safetensors", "README.md"
 
 
@@ -159,7 +159,7 @@ def recordable(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a config file can hold, paths as texts."""
     plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in given.items()}
     plain = {n: str(v) if isinstance(v, Path) else v for n, v in plain.items()}
-    return {n: v for n, v in plain.items() if isinstance(v, RECORDED)}
+    return {n: v for n, v in plain.items() if has_form(v)}
 
 
 def readme(task: Task, tensors: Mapping[str, Tensor], artifacts: Mapping[str, bytes]) -> str:

@@ -108,8 +108,9 @@ def test_a_constructor_may_read_values():
 def test_adafactor_updates_one_weight_at_a_time(optimizer, steps_by_lists):
     found = trial(Deep(), f"x={WIDTH}", rows=8, precision="fp32", optimizer=optimizer)
     one = 4 * WIDTH**2
-    # Gradients and what an update takes: of all weights, or of one.
-    updates = found.memory["temporaries"] - LAYERS * one
+    assert found.memory["gradients"] == LAYERS * one
+    # What an update takes: of all weights, or of one.
+    updates = found.memory["temporaries"]
     assert one <= updates
     assert (updates >= LAYERS * one) == steps_by_lists
 
@@ -136,7 +137,7 @@ def test_master_copies_take_16_bytes_a_weight_and_a_gradient_of_fp32_at_a_time()
     task = Halved(Deep(), [f"x={WIDTH}"], {})
     trials = TracedTrials(task, TrainConfig(), find_gpu("l4"))
     memory, one = trials.run(TrialRequest(1)).memory, WIDTH**2
-    held = memory["parameters"] + memory["optimizer"] + memory["temporaries"]
+    held = sum(memory[k] for k in ("parameters", "optimizer", "gradients", "temporaries"))
     assert held == pytest.approx((16 * LAYERS + 4) * one, rel=0.01)
 
 
@@ -213,11 +214,31 @@ def test_a_search_agrees_with_traces_where_operators_differ_by_batch():
         assert alone.used_bytes == trials.run(TrialRequest(batch)).used_bytes
 
 
+class Given(ModelTask):
+    """With an optimizer of the user's."""
+
+    def build_optimizer(self, groups, settings):
+        return torch.optim.NAdam(groups)
+
+
+def test_an_optimizer_may_read_its_state():
+    task = Given(Deep(), [f"x={WIDTH}"], {})
+    found = TracedTrials(task, TrainConfig(), find_gpu("t4")).run(TrialRequest(8))
+    assert found.memory["optimizer"] == pytest.approx(8 * LAYERS * WIDTH**2, rel=0.01)
+
+
 def test_several_gpus_hold_buckets_of_gradients_and_nccl():
     one, two = (trial(Deep(), f"x={WIDTH}", target) for target in ("t4", "2xt4"))
     assert two.memory["buckets"] == 4 * LAYERS * WIDTH**2 == two.collective_bytes
     assert (one.memory["buckets"], one.memory["nccl"]) == (0, 0)
     assert two.memory["nccl"] > 0
+
+
+def test_what_was_there_before_the_first_step_is_no_part_of_one():
+    task = ModelTask(Deep(), [f"x={WIDTH}"], {})
+    found = TracedTrials(task, TrainConfig(), find_gpu("2xt4")).run(TrialRequest(8))
+    assert found.used_bytes == sum(found.memory.values())
+    assert found.memory["ema"] == 0
 
 
 def test_sharded_weights_are_gathered_a_block_at_a_time():

@@ -98,12 +98,12 @@ class ModelTask(Task):
 
     def example_batches(self, rows: int) -> list[Batch]:
         generator = torch.Generator().manual_seed(0)
-        batch = {_key(spec.name): spec.batch(rows, generator) for spec in self.inputs}
+        batch = {input_key(spec.name): spec.batch(rows, generator) for spec in self.inputs}
         return [{**batch, "mask": torch.ones(rows)}]
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """The model's own `loss`, else the sum of its floating-point outputs."""
-        given = {spec.name: batch[_key(spec.name)] for spec in self.inputs}
+        given = {spec.name: batch[input_key(spec.name)] for spec in self.inputs}
         positional = [value for name, value in given.items() if name not in self.keywords]
         named = {name: value for name, value in given.items() if name in self.keywords}
         outputs = model(*positional, **named)
@@ -121,7 +121,7 @@ class ModelTask(Task):
         return {"loss": torch.stack([t.sum(dtype=torch.float32) for t in found]).sum()}
 
 
-def _key(name: str) -> str:
+def input_key(name: str) -> str:
     """The name of an input in a batch, where `mask` belongs to the engine."""
     return f"input_{name}"
 

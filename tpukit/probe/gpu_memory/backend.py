@@ -16,7 +16,8 @@ from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.hardware.eager.devices import CpuDevice
 from tpukit.hardware.eager.distributed import FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate
-from tpukit.hardware.optimizers import PER_GROUP, named_optimizer, trained_of
+from tpukit.hardware.modules import local
+from tpukit.hardware.optimizers import PER_GROUP, gradients_of, named_optimizer, trained_of
 from tpukit.hardware.options import Precision
 from tpukit.probe.gpu_memory.recorder import StorageRecorder
 
@@ -64,8 +65,7 @@ class RecordedBackend(EagerBackend):
         split_mixed_groups(optimizer)
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)
-        with self.recorder.of_kind("temporaries"):
-            optimizer.step()
+        optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         for state in optimizer.state.values():
             self.recorder.claim((v for v in state.values() if isinstance(v, Tensor)), "optimizer")
@@ -87,6 +87,9 @@ class RecordedBackend(EagerBackend):
         average: Average | None = None,
     ) -> Tensor:
         self.recorder.phase = "step"
+        # With DDP they are views of its buckets.
+        own = (g for g in gradients_of(optimizer) if self.recorder.kind_of(local(g)) != "buckets")
+        self.recorder.claim(own, "gradients")
         norm = super().step(optimizer, lr=lr, weight=weight, clip_norm=clip_norm, average=average)
         self.recorder.phase = "forward"
         return norm
@@ -129,6 +132,7 @@ class RecordedDDP(SingleProcess):
 
         def into_bucket(parameter: nn.Parameter) -> None:
             if self.reduces:
+                self.recorder.claim([parameter.grad], "gradients")
                 parameter.grad = views[parameter]
 
         for parameter in trained:

@@ -88,10 +88,11 @@ class Trace:
                 for s in self.storages]  # fmt: skip
 
     def alive_at_peak(self) -> list[int]:
-        """The storages that live at the moment when their sizes add up to most."""
-        sizes = self.sizes
+        """The storages that live when their sizes add up to most, in a step or an evaluation."""
+        sizes, start = self.sizes, self.marks["step"]
         totals = [*accumulate(sizes[e] if e >= 0 else -sizes[~e] for e in self.events)]
-        return list(alive_after(self.events[: totals.index(max(totals)) + 1]))
+        fullest = totals.index(max(totals[start:]), start)
+        return list(alive_after(self.events[: fullest + 1]))
 
 
 def embedding_workspace(indices: int, rows: int, width: int) -> int:
@@ -141,8 +142,9 @@ class StorageRecorder(TorchDispatchMode):
             return args[0].fake_device  # two of three calls, which make nothing
         self.operator = func
         if func is SCALAR and self.phase in ("build", "step"):
-            # An optimizer reads its step's number; a scaler whether the gradients are finite.
-            return 1.0 if args[0].is_floating_point() else 1
+            # An optimizer reads its step's number (at a first one NAdam divides by zero); a scaler
+            # whether the gradients are finite.
+            return 2.0 if args[0].is_floating_point() else 1
         if self.phase == "forward" and func in SPARSE and any(args[SPARSE[func] :][:1]):
             raise SparseGradientError(f"of `{self.module}`" if self.module else "of a weight")
         result = func(*args, **(kwargs or {}))

@@ -98,8 +98,9 @@ def _record(
     recorder = backend.recorder
     if not backend.shards:
         recorder.claim((*model.parameters(), *model.buffers()), "parameters")
-    with recorder.of_kind("ema"):
+    with recorder.of_kind("temporaries"):
         learner = build_learner(task, backend, model, config)
+    recorder.claim(learner.ema.weights.values() if learner.ema else (), "ema")
     if backend.shards:
         recorder.claim((*model.parameters(), *model.buffers()), "parameters")
     # As in a run, the next ones are sent while a step works.
