@@ -299,6 +299,7 @@ def without_a_driver(y, _):
         (lambda y, _: InNumpy.apply(y), "Tensor.numpy()"),
         (lambda y, _: y.to_sparse().sum(), "aten._to_sparse.default"),
         (without_a_driver, "a Triton kernel"),
+        (lambda y, _: nn.BCELoss()(y.sigmoid(), y.sigmoid()), "unsafe to autocast"),
         (lambda y, _: flex_attention(*[y[None, None]] * 3), "flex_attention"),
         (lambda y, _: y + torch.zeros(8, device="cuda"), "device=x.device"),
     ],

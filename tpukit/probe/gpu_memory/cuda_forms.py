@@ -89,6 +89,7 @@ class CudaForms:
                 _autocast(library, name, _with_fp32_result)
             for name in PLAIN:
                 library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
+            _autocast(library, "binary_cross_entropy", _banned)
             for name in ("softmax.int", "log_softmax.int"):
                 _autocast(library, name, _softmax)
             library.impl("dropout", _dropout, "AutogradCPU")
@@ -164,6 +165,13 @@ def _softmax(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         inner = torch._softmax if "log" not in operator._schema.name else torch._log_softmax
         return inner(values, axis, True)
     return operator(values, axis, dtype or (torch.float32 if values.dtype in HALF else None))
+
+
+def _banned(*_: Any) -> Any:
+    raise RuntimeError(
+        "binary_cross_entropy and BCELoss are unsafe to autocast on a GPU: use"
+        " binary_cross_entropy_with_logits or BCEWithLogitsLoss on logits"
+    )
 
 
 def _fp32(value: Any) -> Any:
