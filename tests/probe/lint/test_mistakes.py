@@ -37,6 +37,14 @@ TESTED = (
     HEAD
     + "def test(model, loader):\n    with torch.no_grad():\n        for x in loader:\n            n += model(x)\nfor x in loader:\n    opt.zero_grad()\n    model(x).backward()\n    opt.step()\n"
 )
+FP16 = (
+    HEAD
+    + "for x in loader:\n    with torch.cuda.amp.autocast():\n        loss = f(x)\n    loss.backward()\n"
+)
+UNSHARDED = HEAD.replace("from torch.utils.data.distributed import DistributedSampler\n", "")
+DDP = UNSHARDED + "net = nn.parallel.DistributedDataParallel(net)\n"
+WRAPS_ITS = HEAD + "class T:\n    def __init__(self):\n        self.net = nn.DataParallel(net)\n"
+ARGUMENT = HEAD + "p.add_argument('--local_rank', type=int)\n"
 CASES = {
     "no-zero-grad": (
         [LOOP + "    opt.step()\n", SCALED + "    scaler.step(opt)\n", HEAD + "class A:\n    def f(self):\n        for x in l:\n            g(x).backward()\n            self.optimizer.step()\nclass B:\n    def f(self):\n        self.optimizer.zero_grad()\n", HEAD + "def f(optimizer):\n    for x in loader:\n        g(x).backward()\n        optimizer.step()\n"],
@@ -109,6 +117,30 @@ CASES = {
     "loader-cycled": (
         [HEAD + "from itertools import cycle\nfor x, y in zip(loader, cycle(other_loader)): ...\n", HEAD + "import itertools\nb = itertools.cycle(DataLoader(d))\n"],
         [HEAD + "from itertools import cycle\nc = cycle(colors)\n", HEAD + "from own import cycle\nc = cycle(loader)\n"],
+    ),
+    "best-state-shared": (
+        [LOOP + "    if better: best = model.state_dict()\nmodel.load_state_dict(best)\n", LOOP + "    self.best_w = m.state_dict().copy()\nm.load_state_dict(self.best_w)\n"],
+        [LOOP + "    best = copy.deepcopy(model.state_dict())\nmodel.load_state_dict(best)\n", LOOP + "    best = model.state_dict()\n    torch.save(best, f)\nmodel.load_state_dict(torch.load(f))\n", LOOP + "    best = deepcopy(m.state_dict())\nbest = model.state_dict()\nmodel.load_state_dict(best)\n"],
+    ),
+    "autocast-unscaled": (
+        [FP16, FP16.replace("cuda.amp.autocast()", "autocast(device_type='cuda')"), FP16.replace("cuda.amp.autocast()", "autocast('cuda', torch.float16)"), FP16.replace("autocast()", "autocast(enabled=args.amp)")],
+        [FP16 + GRADSCALER, FP16.replace("cuda.amp.autocast()", "autocast('cuda', torch.bfloat16)"), FP16.replace("cuda.amp.autocast()", "autocast('cpu')"), FP16.replace("autocast()", "autocast(False)"), FP16.replace("cuda.amp.autocast()", "autocast('cuda', args.dtype)"), FP16.replace("    loss.backward()\n", "")],
+    ),
+    "wrapper-attribute": (
+        [DDP + "y = net.generate(x)\n", DDP.replace("DistributedDataParallel", "DataParallel") + "for e in r:\n    if e == 3:\n        net.encode(x)\n", DDP + "net = net.to(d)\nnet.fc\n", WRAPS_ITS + "    def run(self):\n        self.net.encode(x)\n"],
+        [DDP + "net.module.generate(x)\nnet.train()\nnet.own = 3\nnet.own\n", HEAD + "net.generate(x)\n" + DDP[len(HEAD):], DDP + "net = net.module\nnet.generate(x)\n", DDP + "if hasattr(net, 'generate'):\n    net.generate(x)\n", DDP + "y = net.module.fc if distributed else net.fc\n", DDP + "try:\n    net.fc\nexcept AttributeError:\n    pass\n", DDP + "def f(net):\n    net.generate(x)\n", WRAPS_ITS.replace("__init__", "wrap") + "    def run(self):\n        self.net.encode(x)\n"],
+    ),
+    "loader-unsharded": (
+        [DDP + "train = DataLoader(d, 8, True)\n"],
+        [DDP + "train = DataLoader(d, 8, False)\n", HEAD + "train = DataLoader(d, 8, True)\n", DDP + "part = shard(d, rank)\ntrain = DataLoader(part, shuffle=True)\n"],
+    ),
+    "local-rank-argument": (
+        [ARGUMENT + "torch.cuda.set_device(args.local_rank)\n"],
+        [ARGUMENT, ARGUMENT + "args.local_rank = int(os.environ['LOCAL_RANK'])\nf(args.local_rank)\n", ARGUMENT.replace("k',", "k', '--local-rank',") + "f(args.local_rank)\n", ARGUMENT + "import deepspeed\nf(args.local_rank)\n"],
+    ),
+    "prepare-order": (
+        [HEAD + "from accelerate import Accelerator\na = Accelerator()\nm, opt, dl = a.prepare(m, dl, opt)\n"],
+        [HEAD + "from accelerate import Accelerator\na = Accelerator()\nm, opt, dl = a.prepare(m, opt, dl)\n", HEAD + "from accelerate import Accelerator\na = Accelerator()\nm, o = a.prepare(net, opt)\n"],
     ),
     "optimizer-index": (
         [HEAD + "import lightning as L\nclass A(L.LightningModule):\n    def training_step(self, batch, i, optimizer_idx):\n        pass\n"],

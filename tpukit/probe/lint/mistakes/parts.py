@@ -108,8 +108,14 @@ def in_call(code: TrainingCode, node: ast.Call) -> Iterator[Mistake]:
 
 
 def in_assignment(code: TrainingCode, node: ast.Assign) -> Iterator[Mistake]:
-    """A scheduler that the file names once: nothing steps it."""
+    """A scheduler that the file names once: nothing steps it. Best weights that train on."""
     target = node.targets[0]
+    name, value = source_text(target), source_text(node.value)
+    if "best" in name and re.fullmatch(r"[\w.]+\.state_dict\(\)(?:\.copy\(\))?", value):
+        kept = re.escape(name)
+        is_read = re.search(rf"load_state_dict\(\s*{kept}\b", code.text)
+        if is_read and not re.search(rf"{kept}\s*=[^\n]*(?:deepcopy|clone|load)", code.text):
+            yield node, "best-state-shared", f"{name} = {value}"
     if isinstance(node.value, ast.Call) and isinstance(target, ast.Name):
         made = code.names.anywhere(node.value.func)
         is_scheduler = any(name.startswith(SCHEDULERS) for name in made)

@@ -1,0 +1,118 @@
+"""Mistakes of scripts on several devices: wrapped models, loaders, launchers, accelerate."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+from tpukit.probe.lint.mistakes.training_code import Mistake, TrainingCode
+from tpukit.probe.lint.syntax import (
+    FUNCTIONS,
+    LOADERS,
+    argument,
+    method_of,
+    nodes_below,
+    own_nodes,
+    source_text,
+)
+
+_DDP = (
+    "torch.nn.parallel.DistributedDataParallel",
+    "torch.nn.parallel.distributed.DistributedDataParallel",
+)
+_WRAPPERS = (*_DDP, "torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
+_KNOWN = {
+    "add_module", "apply", "bfloat16", "buffers", "children", "compile", "cpu", "cuda", "device",
+    "device_ids", "device_type", "dim", "double", "eval", "extra_repr", "float", "forward",
+    "get_buffer", "get_extra_state", "get_parameter", "get_submodule", "half", "join",
+    "load_state_dict", "logger", "modules", "module", "named_buffers", "named_children",
+    "named_modules", "named_parameters", "no_sync", "output_device", "parallel_apply", "parameters",
+    "process_group", "reducer", "register_buffer", "register_comm_hook", "register_forward_hook",
+    "register_forward_pre_hook", "register_full_backward_hook", "register_module",
+    "register_parameter", "require_backward_grad_sync", "requires_grad_", "share_memory",
+    "state_dict", "to", "to_empty", "train", "training", "type", "zero_grad",
+}  # fmt: skip
+"""Attributes that a wrapper has itself."""
+_ASKS_FOR_WRAP = re.compile(
+    r"hasattr|isinstance|parallel|distributed|ddp|gpus|n_?gpu|cuda|world|-1|module|\bn?dp\b|multi",
+    re.I,
+)
+_CAUGHT = ast.Name("hasattr")
+_SHARDS = re.compile(r"ampler|shard|split_dataset|[Aa]ccelerat|rank::|Subset\(|horovod|IterableD")
+_BY_ENVIRONMENT = re.compile(r"LOCAL_RANK|deepspeed|local_rank\s*=(?!=)|--local-rank|SLURM_")
+
+
+def in_module(code: TrainingCode) -> Iterator[Mistake]:
+    """Attributes of the model that are asked of its wrapper."""
+    nodes = nodes_below(code.tree)
+    wraps = {n: source_text(n.targets[0]) for n in nodes if isinstance(n, ast.Assign)
+             and isinstance(n.value, ast.Call) and code.means(n.value.func, _WRAPPERS)}  # fmt: skip
+    for scope in nodes if wraps else ():
+        if isinstance(scope, ast.ClassDef):
+            methods = [part for part in scope.body if isinstance(part, FUNCTIONS)]
+            for wrap, name in wraps.items():
+                if name.startswith("self."):
+                    yield from _attributes(wrap, name, _behind(wrap, methods))
+        elif isinstance(scope, (ast.Module, *FUNCTIONS)):
+            own = list(own_nodes(scope.body, (*FUNCTIONS, ast.ClassDef)))
+            for wrap in wraps.keys() & set(own):
+                yield from _attributes(wrap, wraps[wrap], own)
+
+
+def _behind(wrap: ast.Assign, methods: Sequence[ast.stmt]) -> list[ast.AST]:
+    """The nodes of what runs after a class's `__init__` has wrapped its model."""
+    first = next((m for m in methods if wrap in nodes_below(m)), None)
+    if getattr(first, "name", "") != "__init__":
+        return []
+    called = {method_of(node) for node in nodes_below(first)} | {"__init__"}  # type: ignore[arg-type]
+    return [n for m in methods if getattr(m, "name", "") not in called for n in nodes_below(m)]
+
+
+def _attributes(wrap: ast.Assign, name: str, nodes: Sequence[ast.AST]) -> Iterator[Mistake]:
+    """What the wrapper lacks, behind the wrap and before the name is another's."""
+    assigns = [n for n in nodes if isinstance(n, ast.Assign)]
+    targets = [(n, t) for n in assigns for t in n.targets]
+    own = {t.attr for _, t in targets if isinstance(t, ast.Attribute)}
+    line = 0 if name.startswith("self.") else wrap.end_lineno or 0
+    others = [n.lineno for n, t in targets if n.lineno > line and source_text(t) == name
+              and method_of(n.value) not in ("to", "cuda")]  # fmt: skip
+    end = min(others, default=sys.maxsize)
+    guards = [n for n in nodes if isinstance(n, ast.Try | ast.If | ast.IfExp)
+              and _ASKS_FOR_WRAP.search(source_text(getattr(n, "test", _CAUGHT)))]  # fmt: skip
+    guarded = {line for g in guards for line in range(g.lineno, (g.end_lineno or 0) + 1)}
+    for node in nodes:
+        if (
+            isinstance(node, ast.Attribute)
+            and line < node.lineno < end
+            and node.lineno not in guarded
+            and not (node.attr in _KNOWN or node.attr in own or node.attr.startswith("_"))
+            and source_text(node.value) == name
+        ):
+            yield node, "wrapper-attribute", source_text(node)
+
+
+def of_launch(code: TrainingCode, node: ast.Call) -> Iterator[Mistake]:
+    """A launcher's argument that no launcher gives, and a loader of which each rank reads all."""
+    if method_of(node) == "add_argument":
+        texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
+        is_read = re.search(r"\.local_rank\b", code.text)
+        if texts == ["--local_rank"] and is_read and not _BY_ENVIRONMENT.search(code.text):
+            yield node, "local-rank-argument", 'add_argument("--local_rank")'
+    elif code.means(node.func, LOADERS) and not _SHARDS.search(code.text):
+        shuffle = argument(node, "shuffle", 2)
+        if isinstance(shuffle, ast.Constant) and shuffle.value is True and _uses_ddp(code):
+            yield node.func, "loader-unsharded", "DataLoader(shuffle=True) beside DDP"
+
+
+def _uses_ddp(code: TrainingCode) -> bool:
+    calls = (n for n in nodes_below(code.tree) if isinstance(n, ast.Call))
+    return any(code.means(call.func, _DDP) for call in calls)
+
+
+def of_prepare(node: ast.Assign) -> Iterator[Mistake]:
+    """What accelerate prepares, taken in another order."""
+    target, call = node.targets[0], node.value
+    if method_of(call) == "prepare" and isinstance(target, ast.Tuple):
+        taken, given = ([source_text(e) for e in part] for part in (target.elts, call.args))  # type: ignore[attr-defined]
+        if taken != given and sorted(taken) == sorted(given):
+            yield node, "prepare-order", f"{', '.join(taken)} = prepare({', '.join(given)})"[:80]
