@@ -135,6 +135,7 @@ CASES = {
         {
             "a forward pass": DDP + "if rank == 0:\n    model(x)\n",
             "a function's forward pass": DDP + "def test(net):\n    net(x)\nif gpu_id == 0:\n    test(model)\n",
+            "another module's evaluation": DDP + "from mine import calculate_bleu\nif rank == 0:\n    calculate_bleu(model, data)\n",
             "a class's": DDP + "class T:\n    def __init__(self):\n        self.m = DDP(net)\n    def test(self):\n        self.m(x)\n    def run(self):\n        if self.rank == 0:\n            self.test()\n",
             "barrier": XLA + "if xm.is_master_ordinal():\n    xm.rendezvous('x')\n",
             "a function's": RANKS.replace("for", "def check(x):\n    dist.all_reduce(x)\nif rank == 0:\n    check(y)\nfor") + "    pass\n",
@@ -146,6 +147,7 @@ CASES = {
         },
         {
             "the model in a wrapper": DDP + "def test(net):\n    net(x)\nif rank == 0:\n    model.module(x)\n    test(model.module)\n",
+            "another module's count": DDP + "from mine import count_parameters\nif rank == 0:\n    count_parameters(model)\n",
             "before the wrap": DDP.replace("model =", "model = net\nif rank == 0:\n    model(x)\nmodel ="),
             "a forward pass in both branches": DDP + "if rank == 0:\n    y = model(x)\nelse:\n    model(x)\n",
             "another model": DDP + "def test(model):\n    if rank == 0:\n        model(x)\n",
@@ -194,10 +196,12 @@ CASES = {
             "by its data": LOADER + "DataLoader(ds['train'], batch_size=8)\n",
             "by its function": LOADER + "def train_dataloader(self):\n    return DataLoader(self.d, batch_size=8)\n",
             "by position": XLA + "import torch.utils.data\ntorch.utils.data.DataLoader(d, 32, True)\n",
+            "by its sampler": LOADER + "def make(d):\n    return DataLoader(d, 8, sampler=DistributedSampler(d, shuffle=True))\n",
             "by its loop": LOADER + "dl = DataLoader(d, 32)\nfor x in dl:\n    model(x).backward()\n",
             "said no": LOADER + "trainLoader = DataLoader(d, batch_size=8, drop_last=False)\n",
         },
         {
+            "in order": LOADER + "def make(d):\n    return DataLoader(d, 8, sampler=DistributedSampler(d, shuffle=False))\n",
             "counted alone": LOADER + "n = len(DataLoader(train_set, batch_size=8))\n",
             "dropped": LOADER + "train_loader = DataLoader(d, batch_size=8, drop_last=True)\n",
             "dropped in a dict": LOADER + "given = {'batch_size': 8, 'drop_last': True}\ntrain = DataLoader(d, **given)\n",

@@ -19,10 +19,17 @@ _SAMPLERS = (
 _MODULES = re.compile(
     r"torch\.nn\.(?!Parameter|functional|init|utils|ModuleList|Sequential)[A-Z]\w+"
 )
-_TAKES_LOGITS = (
-    "torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss()",
-    "torch.nn.functional.softmax", "torch.softmax",
-)  # fmt: skip
+_TAKES_LOGITS = {
+    "softmax": (
+        "torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss()",
+        "torch.nn.functional.softmax", "torch.softmax",
+        "torch.nn.functional.nll_loss", "torch.nn.NLLLoss()",
+    ),
+    "sigmoid": (
+        "torch.nn.functional.binary_cross_entropy_with_logits", "torch.nn.BCEWithLogitsLoss()",
+    ),
+}  # fmt: skip
+"""Activation -> what takes its input, or (NLLLoss) its logarithm."""
 _EPOCHS = re.compile(r"for \w+ in .*epoch|for epoch\b(?! in range\(1\))")
 _DROPOUTS = ("torch.nn.functional.dropout", "torch.nn.functional.dropout2d")
 
@@ -101,7 +108,8 @@ def in_call(code: TrainingCode, node: ast.Call) -> Iterator[Mistake]:
             yield node.func, "sampler-without-epoch", "DistributedSampler(...)"
     elif not node.args:
         return
-    elif code.means(node.func, _TAKES_LOGITS) and code.is_softmax(node.args[0]):
+    elif any(code.means(node.func, taker) and code.is_activated(node.args[0], by)
+             for by, taker in _TAKES_LOGITS.items()):  # fmt: skip
         yield node.func, "softmax-before-loss", source_text(node)[:60]
     elif code.means(node.func, ("itertools.cycle",)) and is_loader(node.args[0]):
         yield node.func, "loader-cycled", source_text(node)[:60]

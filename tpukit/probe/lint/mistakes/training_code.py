@@ -3,8 +3,8 @@
 import ast
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cache
 
 from tpukit.probe.lint.cuda_forms import is_optimizer_step
 from tpukit.probe.lint.names import Names
@@ -14,7 +14,10 @@ Mistake = tuple[ast.expr | ast.stmt, str, str]
 """Place, rule's id, what stands there."""
 SCHEDULERS = "torch.optim.lr_scheduler."
 _LOADS = re.compile(r"load|dl\b|batches|_iter\b", re.I)
-_SOFTMAX = ("torch.nn.functional.softmax", "torch.softmax", "torch.nn.Softmax()")
+_ACTIVATIONS = {
+    "softmax": ("torch.nn.functional.softmax", "torch.softmax", "torch.nn.Softmax()"),
+    "sigmoid": ("torch.nn.functional.sigmoid", "torch.sigmoid", "torch.nn.Sigmoid()"),
+}
 
 
 @dataclass
@@ -24,6 +27,7 @@ class TrainingCode:
     tree: ast.Module
     names: Names
     text: str
+    _activated: dict[str, set[str]] = field(default_factory=dict)
 
     def means(self, node: ast.expr, wanted: tuple[str, ...]) -> bool:
         if isinstance(node, ast.Attribute) and node.attr not in _lasts(wanted):
@@ -63,17 +67,18 @@ class TrainingCode:
         return any("tqdm" in source_text(value) and is_loader(value) for value in values)
 
     # -- softmaxes --------------------------------------------------------------------------------
-    def is_softmax(self, value: ast.expr) -> bool:
-        """Whether a value is a softmax's, or that of a model whose forward returns one."""
+    def is_activated(self, value: ast.expr, by: str) -> bool:
+        """Whether a value is a softmax's (or a sigmoid's), or that of a model whose forward
+        returns one."""
         own = value.id if isinstance(value, ast.Name) else ""
         made = [v for v in self.names.possible(value) if not own or own not in _names_in(v)]
-        return bool(made) and all(self._is_of_softmax(v, self._softmax_classes) for v in made)
+        return bool(made) and all(self._is_of(v, by, self._classes(by)) for v in made)
 
-    def _is_of_softmax(self, value: ast.expr, classes: Collection[str] = ()) -> bool:
+    def _is_of(self, value: ast.expr, by: str, classes: Collection[str] = ()) -> bool:
         """classes: those of the module whose forward returns one."""
         if not isinstance(value, ast.Call):
             return False
-        if self.means(value.func, _SOFTMAX) or method_of(value) == "softmax":
+        if self.means(value.func, _ACTIVATIONS[by]) or method_of(value) == by:
             return True
         if source_text(value.func) == "self":
             return self._class_around(value) in classes
@@ -82,7 +87,7 @@ class TrainingCode:
             model = made.func.value if is_sent else made  # type: ignore[attr-defined]
             last = model.args[-1] if isinstance(model, ast.Call) and model.args else None
             if isinstance(last, ast.Call) and self.means(model, ("torch.nn.Sequential()",)):
-                return self.means(last.func, ("torch.nn.Softmax",))
+                return self.means(last, _ACTIVATIONS[by][2:])
             if called_name(model) in classes:
                 return True
         return False
@@ -93,15 +98,16 @@ class TrainingCode:
                   and c.lineno <= node.lineno <= (c.end_lineno or 0)]  # fmt: skip
         return max(around, key=lambda each: each.lineno).name if around else ""
 
-    @cached_property
-    def _softmax_classes(self) -> set[str]:
-        """Classes whose forward returns a softmax in every case."""
-        found: set[str] = set()
+    def _classes(self, by: str) -> set[str]:
+        """Classes whose forward returns a softmax (or a sigmoid) in every case."""
+        if by in self._activated:
+            return self._activated[by]
+        found = self._activated[by] = set()
         for node in nodes_below(self.tree):
             for part in node.body if isinstance(node, ast.ClassDef) else ():
                 if isinstance(part, ast.FunctionDef) and part.name == "forward":
                     values = [n.value for n in nodes_below(part) if isinstance(n, ast.Return)]
-                    if values and all(v is not None and self._is_of_softmax(v) for v in values):
+                    if values and all(v is not None and self._is_of(v, by) for v in values):
                         found.add(node.name)  # type: ignore[attr-defined]
         return found
 

@@ -82,6 +82,7 @@ _AGREES = re.compile(
 )
 _OWN_LOSS = re.compile(r"early|patience|no_improve|stop", re.I)
 """A test of a rank's own metric."""
+_EVALUATES = re.compile(r"eval|valid|test|predict|infer|generat|bleu", re.I)
 _MODEL = re.compile(r"(?:self\.)?\w*(?:model|net)\w*", re.I)
 _OTHERS = re.compile(r"\bnot\s+(?:[\w.]+\.)?is_\w+")
 _ON_GPUS = re.compile(r"deepspeed|@require_(?:cuda|gpu|multi_gpu|fp16|non_cpu)", re.I)
@@ -203,8 +204,10 @@ class _Visitor:
         if not isinstance(node, ast.Call):
             return False
         given = (*node.args, *(k.value for k in node.keywords))
-        is_given = called_here(node) in self._run_models
-        return any(self._is_wrapped(m, scope) for m in (node.func, *(given if is_given else ())))
+        name = called_here(node)
+        runs = name in self._run_models
+        runs |= name in self.names.followed and bool(_EVALUATES.search(name))  # another module's
+        return any(self._is_wrapped(m, scope) for m in (node.func, *(given if runs else ())))
 
     def loops_left(self) -> None:
         """A loop in which ranks meet, and which rank 0 alone leaves."""
