@@ -99,8 +99,8 @@ CASES = {
         [LOOP + "s = DistributedSampler(d)\nfor epoch in range(1): ...\n", LOOP + "s = DistributedSampler(d)\nfor epoch in r: s.set_epoch(epoch)\n", LOOP + "s = DistributedSampler(d, shuffle=False)\nfor epoch in r: ...\n", LOOP + "s = DistributedSampler(val_set)\nfor epoch in r: ...\n"],
     ),
     "clip-scaled": (
-        [HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    nn.utils.clip_grad_norm_(ps, 1)\n    scaler.step(opt)\n"],
-        [HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    scaler.unscale_(opt)\n    nn.utils.clip_grad_norm_(ps, 1)\n    scaler.step(opt)\n"],
+        [HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    if n % 4 == 0:\n        nn.utils.clip_grad_norm_(ps, 1)\n        scaler.step(opt)\n", HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    nn.utils.clip_grad_norm_(ps, 1)\n    scaler.step(opt)\n"],
+        [HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    scaler.unscale_(opt)\n    nn.utils.clip_grad_norm_(ps, 1)\n    scaler.step(opt)\n", HEAD + "for x in l:\n    if amp:\n        scaler.scale(loss).backward()\n        scaler.step(opt)\n    else:\n        loss.backward()\n        nn.utils.clip_grad_norm_(ps, 1)\n        opt.step()\n"],
     ),
     "epoch-end-outputs": (
         [HEAD + "import lightning as L\nclass A(L.LightningModule):\n    def validation_epoch_end(self, outputs):\n        pass\n"],

@@ -41,10 +41,8 @@ def _mistakes(code: TrainingCode) -> Iterator[Mistake]:
     for node in nodes:
         if isinstance(node, ast.Call):
             yield from parts.in_call(code, node)
-            yield from ranks.of_launch(code, node)
         elif isinstance(node, ast.Assign):
             yield from parts.in_assignment(code, node)
-            yield from ranks.of_prepare(node)
         elif isinstance(node, ast.ClassDef):
             yield from parts.in_class(code, node)
         elif isinstance(node, LOOPS) and is_trained:

@@ -152,12 +152,15 @@ def _steps_below(code: TrainingCode, block: Sequence[ast.stmt]) -> bool:
     return any(code.is_optimizer_step(n) for s in block for n in nodes_below(s))
 
 
-def _scaled_clip(block: Sequence[ast.stmt]) -> Iterator[Mistake]:
+def _scaled_clip(block: Sequence[ast.stmt], *, is_scaled: bool = False) -> Iterator[Mistake]:
+    """is_scaled: a scaled backward pass stands before the block."""
     texts = [source_text(s.value) if isinstance(s, ast.Expr) else "" for s in block]
-    scaled = [n for n, t in enumerate(texts) if re.search(r"\.scale\(.*\)\.backward\(", t)]
     for n, text in enumerate(texts):
-        is_clip = re.match(r"(?:\w+\.)*clip_grad_\w+\(", text)
-        if is_clip and scaled and scaled[0] < n and any(".step(" in t for t in texts[n:]):
+        if isinstance(inner := block[n], ast.If) and is_scaled:
+            yield from _scaled_clip(inner.body, is_scaled=True)
+        is_scaled |= bool(re.search(r"\.scale\(.*\)\.backward\(", text))
+        is_clip = is_scaled and re.match(r"(?:\w+\.)*clip_grad_\w+\(", text)
+        if is_clip and any(".step(" in t for t in texts[n:]):
             yield block[n], "clip-scaled", text[:60]
 
 

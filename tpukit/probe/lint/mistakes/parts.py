@@ -5,7 +5,15 @@ import re
 from collections.abc import Iterator, Sequence
 
 from tpukit.probe.lint.mistakes.training_code import SCHEDULERS, Mistake, TrainingCode, is_loader
-from tpukit.probe.lint.syntax import LOADERS, argument, calls_of, holder, nodes_below, source_text
+from tpukit.probe.lint.syntax import (
+    LOADERS,
+    argument,
+    calls_of,
+    holder,
+    method_of,
+    nodes_below,
+    source_text,
+)
 
 _HOOKS = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
 _LIGHTNING = tuple(
@@ -30,6 +38,7 @@ _TAKES_LOGITS = {
     ),
 }  # fmt: skip
 """Activation -> what takes its input, or (NLLLoss) its logarithm."""
+_TAKERS = (*_TAKES_LOGITS["softmax"], *_TAKES_LOGITS["sigmoid"])
 _EPOCHS = re.compile(r"for \w+ in .*epoch|for epoch\b(?! in range\(1\))")
 _DROPOUTS = ("torch.nn.functional.dropout", "torch.nn.functional.dropout2d")
 
@@ -108,8 +117,10 @@ def in_call(code: TrainingCode, node: ast.Call) -> Iterator[Mistake]:
             yield node.func, "sampler-without-epoch", "DistributedSampler(...)"
     elif not node.args:
         return
-    elif any(code.means(node.func, taker) and code.is_activated(node.args[0], by)
-             for by, taker in _TAKES_LOGITS.items()):  # fmt: skip
+    elif code.means(node.func, _TAKERS) and any(
+        code.means(node.func, taker) and code.is_activated(node.args[0], by)
+        for by, taker in _TAKES_LOGITS.items()
+    ):
         yield node.func, "softmax-before-loss", source_text(node)[:60]
     elif code.means(node.func, ("itertools.cycle",)) and is_loader(node.args[0]):
         yield node.func, "loader-cycled", source_text(node)[:60]
@@ -118,12 +129,13 @@ def in_call(code: TrainingCode, node: ast.Call) -> Iterator[Mistake]:
 def in_assignment(code: TrainingCode, node: ast.Assign) -> Iterator[Mistake]:
     """A scheduler that the file names once: nothing steps it. Best weights that train on."""
     target = node.targets[0]
-    name, value = source_text(target), source_text(node.value)
-    if "best" in name and re.fullmatch(r"[\w.]+\.state_dict\(\)(?:\.copy\(\))?", value):
+    text = source_text(node.value) if method_of(node.value) in ("state_dict", "copy") else ""
+    if text and re.fullmatch(r"[\w.]+\.state_dict\(\)(?:\.copy\(\))?", text):
+        name = source_text(target)
         kept = re.escape(name)
-        is_read = re.search(rf"load_state_dict\(\s*{kept}\b", code.text)
+        is_read = "best" in name and re.search(rf"load_state_dict\(\s*{kept}\b", code.text)
         if is_read and not re.search(rf"{kept}\s*=[^\n]*(?:deepcopy|clone|load)", code.text):
-            yield node, "best-state-shared", f"{name} = {value}"
+            yield node, "best-state-shared", f"{name} = {text}"
     if isinstance(node.value, ast.Call) and isinstance(target, ast.Name):
         made = code.names.anywhere(node.value.func)
         is_scheduler = any(name.startswith(SCHEDULERS) for name in made)

@@ -10,6 +10,7 @@ from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOADERS,
     argument,
+    calls_of,
     method_of,
     nodes_below,
     own_nodes,
@@ -43,8 +44,19 @@ _BY_ENVIRONMENT = re.compile(r"LOCAL_RANK|deepspeed|local_rank\s*=(?!=)|--local-
 
 
 def in_module(code: TrainingCode) -> Iterator[Mistake]:
-    """Attributes of the model that are asked of its wrapper."""
     nodes = nodes_below(code.tree)
+    if "--local_rank" in code.text:
+        yield from _launched(code, nodes)
+    if ".prepare(" in code.text:
+        yield from _prepared(nodes)
+    if "DataParallel" in code.text:
+        yield from _wrapped(code, nodes)
+        if not _SHARDS.search(code.text):
+            yield from _unsharded(code, nodes)
+
+
+def _wrapped(code: TrainingCode, nodes: Sequence[ast.AST]) -> Iterator[Mistake]:
+    """Attributes of the model that are asked of its wrapper."""
     wraps = {n: source_text(n.targets[0]) for n in nodes if isinstance(n, ast.Assign)
              and isinstance(n.value, ast.Call) and code.means(n.value.func, _WRAPPERS)}  # fmt: skip
     for scope in nodes if wraps else ():
@@ -91,28 +103,32 @@ def _attributes(wrap: ast.Assign, name: str, nodes: Sequence[ast.AST]) -> Iterat
             yield node, "wrapper-attribute", source_text(node)
 
 
-def of_launch(code: TrainingCode, node: ast.Call) -> Iterator[Mistake]:
-    """A launcher's argument that no launcher gives, and a loader of which each rank reads all."""
-    if method_of(node) == "add_argument":
-        texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
-        is_read = re.search(r"\.local_rank\b", code.text)
-        if texts == ["--local_rank"] and is_read and not _BY_ENVIRONMENT.search(code.text):
-            yield node, "local-rank-argument", 'add_argument("--local_rank")'
-    elif code.means(node.func, LOADERS) and not _SHARDS.search(code.text):
-        shuffle = argument(node, "shuffle", 2)
-        if isinstance(shuffle, ast.Constant) and shuffle.value is True and _uses_ddp(code):
-            yield node.func, "loader-unsharded", "DataLoader(shuffle=True) beside DDP"
+def _unsharded(code: TrainingCode, nodes: Sequence[ast.AST]) -> Iterator[Mistake]:
+    """Loaders of which each rank reads all, in a file that wraps a model in DDP."""
+    calls = [n for n in nodes if isinstance(n, ast.Call)]
+    if any(code.means(call.func, _DDP) for call in calls):
+        for call in calls:
+            shuffle = argument(call, "shuffle", 2)
+            is_shuffled = isinstance(shuffle, ast.Constant) and shuffle.value is True
+            if is_shuffled and code.means(call.func, LOADERS):
+                yield call.func, "loader-unsharded", "DataLoader(shuffle=True) beside DDP"
 
 
-def _uses_ddp(code: TrainingCode) -> bool:
-    calls = (n for n in nodes_below(code.tree) if isinstance(n, ast.Call))
-    return any(code.means(call.func, _DDP) for call in calls)
+def _launched(code: TrainingCode, nodes: Sequence[ast.AST]) -> Iterator[Mistake]:
+    """A launcher's argument that no launcher passes."""
+    if re.search(r"\.local_rank\b", code.text) and not _BY_ENVIRONMENT.search(code.text):
+        for call in calls_of("add_argument", nodes):
+            if [a.value for a in call.args if isinstance(a, ast.Constant)] == ["--local_rank"]:
+                yield call, "local-rank-argument", 'add_argument("--local_rank")'
 
 
-def of_prepare(node: ast.Assign) -> Iterator[Mistake]:
+def _prepared(nodes: Sequence[ast.AST]) -> Iterator[Mistake]:
     """What accelerate prepares, taken in another order."""
-    target, call = node.targets[0], node.value
-    if method_of(call) == "prepare" and isinstance(target, ast.Tuple):
-        taken, given = ([source_text(e) for e in part] for part in (target.elts, call.args))  # type: ignore[attr-defined]
-        if taken != given and sorted(taken) == sorted(given):
-            yield node, "prepare-order", f"{', '.join(taken)} = prepare({', '.join(given)})"[:80]
+    for node in nodes:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Tuple) and method_of(node.value) == "prepare":  # type: ignore[attr-defined]
+            taken, given = ([source_text(e) for e in part]
+                            for part in (target.elts, node.value.args))  # type: ignore[attr-defined]  # fmt: skip
+            if taken != given and sorted(taken) == sorted(given):
+                text = f"{', '.join(taken)} = prepare({', '.join(given)})"
+                yield node, "prepare-order", text[:80]  # type: ignore[misc]

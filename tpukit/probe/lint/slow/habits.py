@@ -141,6 +141,7 @@ class _Visitor:
         self.emit = emit
         self.uses_xla = uses_xla
         self._tree = tree
+        self._text = text
         self._steps = Steps(tree, names, emit, uses_xla)
         self._has_steps = has_steps
         self._in_stand_in = False
@@ -162,14 +163,15 @@ class _Visitor:
 
     @cached_property
     def _wraps(self) -> list[ast.Call]:
-        calls = (node for node in nodes_below(self._tree) if isinstance(node, ast.Call))
+        is_shown = "DataParallel" in self._text
+        calls = [n for n in nodes_below(self._tree) if isinstance(n, ast.Call)] if is_shown else ()
         return [c for c in calls if f"{next(iter(self.names.anywhere(c.func)), '')}()" in WRAPPED]
 
     @cached_property
     def _evaluates_apart(self) -> bool:
         """Whether each rank evaluates its share of the data, and no rank learns of the others'."""
-        text = ast.unparse(self._tree) if self._wraps else ""
-        return bool(_SHARE.search(text)) and not _AGREES.search(text)
+        is_apart = bool(self._wraps) and _SHARE.search(self._text)
+        return bool(is_apart) and not _AGREES.search(self._text)
 
     @cached_property
     def _run_models(self) -> set[str]:
@@ -190,18 +192,18 @@ class _Visitor:
         is_xla = name in _COLLECTIVES and argument(node, "master_only") is None
         is_torch = name.startswith("torch.distributed.") and method in _WAITS_FOR_ALL
         is_accelerate = "Accelerator()" in name and method in _ACCELERATE_COLLECTIVES
-        is_forward = holder(node) == "self" and self._is_wrapped(node.func, self.names.module)
+        is_forward = bool(self._wraps) and holder(node) == "self" and self._is_wrapped(node.func)
         return is_xla or is_torch or is_accelerate or is_forward
 
-    def _is_wrapped(self, model: ast.expr, scope: Scope) -> bool:
+    def _is_wrapped(self, model: ast.expr, scope: Scope | None = None) -> bool:
         """Whether an expression is a model that every rank runs together, from its wrap on."""
-        if not self._wraps or not isinstance(model, NAMED) or model.lineno <= self._wraps[0].lineno:
+        if not isinstance(model, NAMED) or model.lineno <= self._wraps[0].lineno:
             return False
-        return any(meaning in WRAPPED for meaning in self.names.resolve(model, scope))
+        return any(m in WRAPPED for m in self.names.resolve(model, scope or self.names.module))
 
-    def _runs_wrapped(self, node: ast.AST, scope: Scope) -> bool:
+    def _runs_wrapped(self, node: ast.AST, scope: Scope | None) -> bool:
         """Whether a call runs such a model, or hands it to a function of the module that does."""
-        if not isinstance(node, ast.Call):
+        if not self._wraps or not isinstance(node, ast.Call):
             return False
         given = (*node.args, *(k.value for k in node.keywords))
         name = called_here(node)
@@ -226,7 +228,7 @@ class _Visitor:
                     self.emit(left[0], "rank-leaves-loop", old)
 
     def _meets(self, node: ast.AST, scope: Scope | None = None) -> bool:
-        runs = self._runs_wrapped(node, scope or self.names.module)
+        runs = self._runs_wrapped(node, scope)
         return runs or self._waits(node) or called_here(node) in self._waiting
 
     def walk(self, node: ast.AST, scope: Scope, under: tuple[str, ...] = ()) -> None:
