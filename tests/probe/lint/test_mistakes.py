@@ -95,7 +95,7 @@ CASES = {
         [HEAD + "s = None\nif r:\n    s = DistributedSampler(d)\nDataLoader(d, sampler=s, shuffle=True)\n", HEAD + "DataLoader(d, shuffle=False, sampler=DistributedSampler(d))\n", HEAD + "DataLoader(d, shuffle=True, sampler=None)\n"],
     ),
     "sampler-without-epoch": (
-        [LOOP + "s = DistributedSampler(d)\nfor epoch in r: ...\n", HEAD + "s = DistributedSampler(d)\nfor epoch in r: train(opt)\n", LOOP + "s = DistributedSampler(d)\nfor e in range(args.epochs): ...\n"],
+        [LOOP + "s = DistributedSampler(d)\nfor epoch in r:\n    # s.set_epoch(epoch)\n    ...\n", LOOP + "s = DistributedSampler(d)\nfor epoch in r: ...\n", HEAD + "s = DistributedSampler(d)\nfor epoch in r: train(opt)\n", LOOP + "s = DistributedSampler(d)\nfor e in range(args.epochs): ...\n"],
         [LOOP + "s = DistributedSampler(d)\nfor epoch in range(1): ...\n", LOOP + "s = DistributedSampler(d)\nfor epoch in r: s.set_epoch(epoch)\n", LOOP + "s = DistributedSampler(d, shuffle=False)\nfor epoch in r: ...\n", LOOP + "s = DistributedSampler(val_set)\nfor epoch in r: ...\n"],
     ),
     "clip-scaled": (

@@ -151,4 +151,5 @@ def _lacks_epochs(text: str, sampler: ast.Call) -> bool:
     """Whether a file trains in epochs on what a sampler gives, without `set_epoch`."""
     in_epochs = "optim" in text and _EPOCHS.search(text)
     evaluates = sampler.args and re.search(r"val|test|eval", source_text(sampler.args[0]), re.I)
-    return bool(in_epochs) and not evaluates and "set_epoch" not in text
+    is_set = re.search(r"^[^#\n]*set_epoch", text, re.M)
+    return bool(in_epochs) and not evaluates and not is_set
