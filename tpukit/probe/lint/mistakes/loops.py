@@ -29,7 +29,6 @@ _EVALUATES = re.compile(
     r"(?:^|[^a-z])(?:val|valid|test|eval|dev)(?:[_A-Z]\w*)?(?:load|dl\b|dataload)", re.I
 )
 _SCALES = re.compile("scaler|accelerator|fabric|deepspeed|engine|bf16|bfloat16", re.I)
-_AUTOCASTS = ("torch.cuda.amp.autocast", "torch.autocast", "torch.amp.autocast")
 _FP16 = ("torch.float16", "torch.half")
 _own = partial(own_nodes, without=(*FUNCTIONS, ast.ClassDef, ast.Lambda))
 
@@ -56,9 +55,9 @@ def in_loop(
 
 def _is_fp16(code: TrainingCode, context: ast.expr) -> bool:
     """Whether a context is a GPU's autocast to fp16, its default."""
-    if not isinstance(context, ast.Call) or not code.means(context.func, _AUTOCASTS):
+    if not isinstance(context, ast.Call) or not code.means(context.func, "autocast"):
         return False
-    is_cuda = code.means(context.func, _AUTOCASTS[:1])
+    is_cuda = code.means(context.func, "cuda-autocast")
     dtype = argument(context, "dtype", 1)
     enabled, device = argument(context, "enabled", 0 if is_cuda else None), context.args[:1]
     device = device or [k.value for k in context.keywords if k.arg == "device_type"]

@@ -5,10 +5,10 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
+from tpukit.knowledge.calls import name_group
 from tpukit.probe.lint.mistakes.training_code import Mistake, TrainingCode
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
-    LOADERS,
     argument,
     calls_of,
     method_of,
@@ -17,23 +17,6 @@ from tpukit.probe.lint.syntax import (
     source_text,
 )
 
-_DDP = (
-    "torch.nn.parallel.DistributedDataParallel",
-    "torch.nn.parallel.distributed.DistributedDataParallel",
-)
-_WRAPPERS = (*_DDP, "torch.nn.DataParallel", "torch.nn.parallel.DataParallel")
-_KNOWN = {
-    "add_module", "apply", "bfloat16", "buffers", "children", "compile", "cpu", "cuda", "device",
-    "device_ids", "device_type", "dim", "double", "eval", "extra_repr", "float", "forward",
-    "get_buffer", "get_extra_state", "get_parameter", "get_submodule", "half", "join",
-    "load_state_dict", "logger", "modules", "module", "named_buffers", "named_children",
-    "named_modules", "named_parameters", "no_sync", "output_device", "parallel_apply", "parameters",
-    "process_group", "reducer", "register_buffer", "register_comm_hook", "register_forward_hook",
-    "register_forward_pre_hook", "register_full_backward_hook", "register_module",
-    "register_parameter", "require_backward_grad_sync", "requires_grad_", "share_memory",
-    "state_dict", "to", "to_empty", "train", "training", "type", "zero_grad",
-}  # fmt: skip
-"""Attributes that a wrapper has itself."""
 _ASKS_FOR_WRAP = re.compile(
     r"hasattr|isinstance|parallel|distributed|ddp|gpus|n_?gpu|cuda|world|-1|module|\bn?dp\b|multi",
     re.I,
@@ -58,7 +41,7 @@ def in_module(code: TrainingCode) -> Iterator[Mistake]:
 def _wrapped(code: TrainingCode, nodes: Sequence[ast.AST]) -> Iterator[Mistake]:
     """Attributes of the model that are asked of its wrapper."""
     wraps = {n: source_text(n.targets[0]) for n in nodes if isinstance(n, ast.Assign)
-             and isinstance(n.value, ast.Call) and code.means(n.value.func, _WRAPPERS)}  # fmt: skip
+             and isinstance(n.value, ast.Call) and code.means(n.value.func, "wrapper")}  # fmt: skip
     for scope in nodes if wraps else ():
         if isinstance(scope, ast.ClassDef):
             methods = [part for part in scope.body if isinstance(part, FUNCTIONS)]
@@ -84,6 +67,7 @@ def _attributes(wrap: ast.Assign, name: str, nodes: Sequence[ast.AST]) -> Iterat
     """What the wrapper lacks, behind the wrap and before the name is another's."""
     assigns = [n for n in nodes if isinstance(n, ast.Assign)]
     targets = [(n, t) for n in assigns for t in n.targets]
+    known = name_group("of-wrappers")
     own = {t.attr for _, t in targets if isinstance(t, ast.Attribute)}
     line = 0 if name.startswith("self.") else wrap.end_lineno or 0
     others = [n.lineno for n, t in targets if n.lineno > line and source_text(t) == name
@@ -97,7 +81,7 @@ def _attributes(wrap: ast.Assign, name: str, nodes: Sequence[ast.AST]) -> Iterat
             isinstance(node, ast.Attribute)
             and line < node.lineno < end
             and node.lineno not in guarded
-            and not (node.attr in _KNOWN or node.attr in own or node.attr.startswith("_"))
+            and not (node.attr in known or node.attr in own or node.attr.startswith("_"))
             and source_text(node.value) == name
         ):
             yield node, "wrapper-attribute", source_text(node)
@@ -106,11 +90,11 @@ def _attributes(wrap: ast.Assign, name: str, nodes: Sequence[ast.AST]) -> Iterat
 def _unsharded(code: TrainingCode, nodes: Sequence[ast.AST]) -> Iterator[Mistake]:
     """Loaders of which each rank reads all, in a file that wraps a model in DDP."""
     calls = [n for n in nodes if isinstance(n, ast.Call)]
-    if any(code.means(call.func, _DDP) for call in calls):
+    if any(code.means(call.func, "ddp") for call in calls):
         for call in calls:
             shuffle = argument(call, "shuffle", 2)
             is_shuffled = isinstance(shuffle, ast.Constant) and shuffle.value is True
-            if is_shuffled and code.means(call.func, LOADERS):
+            if is_shuffled and code.means(call.func, "loader"):
                 yield call.func, "loader-unsharded", "DataLoader(shuffle=True) beside DDP"
 
 

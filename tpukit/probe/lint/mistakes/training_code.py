@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
 
+from tpukit.knowledge.calls import name_group
 from tpukit.probe.lint.cuda_forms import is_optimizer_step
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.syntax import called_name, holder, method_of, nodes_below, source_text
@@ -14,10 +15,6 @@ Mistake = tuple[ast.expr | ast.stmt, str, str]
 """Place, rule's id, what stands there."""
 SCHEDULERS = "torch.optim.lr_scheduler."
 _LOADS = re.compile(r"load|dl\b|batches|_iter\b", re.I)
-_ACTIVATIONS = {
-    "softmax": ("torch.nn.functional.softmax", "torch.softmax", "torch.nn.Softmax()"),
-    "sigmoid": ("torch.nn.functional.sigmoid", "torch.sigmoid", "torch.nn.Sigmoid()"),
-}
 
 
 @dataclass
@@ -29,7 +26,9 @@ class TrainingCode:
     text: str
     _activated: dict[str, set[str]] = field(default_factory=dict)
 
-    def means(self, node: ast.expr, wanted: tuple[str, ...]) -> bool:
+    def means(self, node: ast.expr, group: str) -> bool:
+        """Whether an expression is one of a group of names."""
+        wanted = name_group(group)
         if isinstance(node, ast.Attribute) and node.attr not in _lasts(wanted):
             return False
         return any(name in wanted for name in self.names.anywhere(node))
@@ -78,7 +77,7 @@ class TrainingCode:
         """classes: those of the module whose forward returns one."""
         if not isinstance(value, ast.Call):
             return False
-        if self.means(value.func, _ACTIVATIONS[by]) or method_of(value) == by:
+        if self.means(value.func, by) or method_of(value) == by:
             return True
         if source_text(value.func) == "self":
             return self._class_around(value) in classes
@@ -86,8 +85,8 @@ class TrainingCode:
             is_sent = method_of(made) in ("to", "cuda")
             model = made.func.value if is_sent else made  # type: ignore[attr-defined]
             last = model.args[-1] if isinstance(model, ast.Call) and model.args else None
-            if isinstance(last, ast.Call) and self.means(model, ("torch.nn.Sequential()",)):
-                return self.means(last, _ACTIVATIONS[by][2:])
+            if isinstance(last, ast.Call) and self.means(model, "sequential"):
+                return self.means(last, by)
             if called_name(model) in classes:
                 return True
         return False
@@ -113,7 +112,7 @@ class TrainingCode:
 
 
 @cache
-def _lasts(names: tuple[str, ...]) -> frozenset[str]:
+def _lasts(names: frozenset[str]) -> frozenset[str]:
     """The last parts of qualified names."""
     return frozenset(name.rstrip("()").rpartition(".")[2] for name in names)
 

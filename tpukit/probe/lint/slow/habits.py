@@ -8,9 +8,9 @@ by itself: for an fp16 Accelerator, collectives on one rank, and what waits in e
 import ast
 import re
 import sys
-from functools import cached_property
+from functools import cache, cached_property
 
-from tpukit.knowledge.calls import rules
+from tpukit.knowledge.calls import name_group, rules
 from tpukit.probe.lint.finding import ModuleFinding, by_rule
 from tpukit.probe.lint.guards import early_test
 from tpukit.probe.lint.names import Names, Scope, imported_roots
@@ -33,28 +33,9 @@ from tpukit.probe.lint.syntax import (
     source_text,
 )
 
-_COLLECTIVES = tuple(
-    f"torch_xla.core.xla_model.{name}"
-    for name in (
-        "rendezvous", "mesh_reduce", "all_reduce", "all_gather", "reduce_gradients",
-        "optimizer_step", "broadcast_master_param", "all_to_all", "reduce_scatter",
-    )
-)  # fmt: skip
-_WAITS_FOR_ALL = (
-    "barrier", "all_reduce", "all_gather", "all_gather_object", "broadcast", "reduce", "gather",
-    "scatter", "reduce_scatter", "all_gather_into_tensor", "broadcast_object_list",
-)  # fmt: skip
-"""Collectives of torch.distributed."""
 _MADE = ("Accelerator", "GradScaler", "DataLoader", "pad_sequence")
 _PAIRED = ("rendezvous", "barrier", "wait_for_everyone")
 """Two in a function, one of them on the other ranks, let one rank go first."""
-_ACCELERATE_COLLECTIVES = (
-    "gather", "gather_for_metrics", "reduce", "wait_for_everyone",
-    "pad_across_processes", "get_state_dict",
-)  # fmt: skip
-_ALL_METHODS = frozenset(
-    (*_ACCELERATE_COLLECTIVES, *_WAITS_FOR_ALL, *(name.rpartition(".")[2] for name in _COLLECTIVES))
-)
 _MASTER = re.compile(
     r"is_master_ordinal|is_main_process|is_ma(?:in|ster)\b|is_rank_?(?:0|zero)|ma(?:in|ster)_process|"
     r"(?:ordinal|rank|process_index|\bgpu(?:_id)?)(?:\([^)]*\))?\s*(?:==|<=)\s*0|0\s*==\s*\w*rank|"
@@ -67,15 +48,6 @@ _ONE_RANK = re.compile(
     re.I,
 )
 """A test that may hold on one rank alone."""
-WRAPPED = tuple(
-    f"{name}()"
-    for name in (
-        "torch.nn.parallel.DistributedDataParallel",
-        "torch.nn.parallel.distributed.DistributedDataParallel",
-        "torch.distributed.fsdp.FullyShardedDataParallel",
-    )
-)  # fmt: skip
-"""Models whose forward pass waits for every rank."""
 _SHARE = re.compile(r"DistributedSampler\(\s*(?:dataset=)?\w*(?:val|test|eval|dev)", re.I)
 _AGREES = re.compile(
     r"all_reduce|all_gather|broadcast|\breduce\(|gather\(|AverageMeter|torchmetrics"
@@ -163,9 +135,13 @@ class _Visitor:
 
     @cached_property
     def _wraps(self) -> list[ast.Call]:
-        is_shown = "DataParallel" in self._text
-        calls = [n for n in nodes_below(self._tree) if isinstance(n, ast.Call)] if is_shown else ()
-        return [c for c in calls if f"{next(iter(self.names.anywhere(c.func)), '')}()" in WRAPPED]
+        if "DataParallel" not in self._text:
+            return []
+        calls = [n for n in nodes_below(self._tree) if isinstance(n, ast.Call)]
+        return [call for call in calls if self._is_one(self.names.anywhere(call.func), "()")]
+
+    def _is_one(self, meanings: list[str], brackets: str = "") -> bool:
+        return any(f"{meaning}{brackets}" in name_group("runs-together") for meaning in meanings)
 
     @cached_property
     def _evaluates_apart(self) -> bool:
@@ -188,18 +164,21 @@ class _Visitor:
         if not isinstance(node, ast.Call):
             return False
         method = called_name(node)
-        name = next(iter(self.names.anywhere(node.func)), "") if method in _ALL_METHODS else ""
-        is_xla = name in _COLLECTIVES and argument(node, "master_only") is None
-        is_torch = name.startswith("torch.distributed.") and method in _WAITS_FOR_ALL
-        is_accelerate = "Accelerator()" in name and method in _ACCELERATE_COLLECTIVES
-        is_forward = bool(self._wraps) and holder(node) == "self" and self._is_wrapped(node.func)
-        return is_xla or is_torch or is_accelerate or is_forward
+        if method in _collective_methods():
+            name = next(iter(self.names.anywhere(node.func)), "")
+            if name in name_group("xla-collective") and argument(node, "master_only") is None:
+                return True
+            if name.startswith("torch.distributed.") and method in name_group("torch-collective"):
+                return True
+            if "Accelerator()" in name and method in name_group("accelerate-collective"):
+                return True
+        return bool(self._wraps) and holder(node) == "self" and self._is_wrapped(node.func)
 
     def _is_wrapped(self, model: ast.expr, scope: Scope | None = None) -> bool:
         """Whether an expression is a model that every rank runs together, from its wrap on."""
         if not isinstance(model, NAMED) or model.lineno <= self._wraps[0].lineno:
             return False
-        return any(m in WRAPPED for m in self.names.resolve(model, scope or self.names.module))
+        return self._is_one(self.names.resolve(model, scope or self.names.module))
 
     def _runs_wrapped(self, node: ast.AST, scope: Scope | None) -> bool:
         """Whether a call runs such a model, or hands it to a function of the module that does."""
@@ -404,12 +383,18 @@ def _are_paired(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> bo
     return len(sides) > 1
 
 
+@cache
+def _collective_methods() -> frozenset[str]:
+    groups = (name_group(f"{package}-collective") for package in ("xla", "torch", "accelerate"))
+    return frozenset(name.rpartition(".")[2] for group in groups for name in group)
+
+
 def _runs_a_model(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and bool(_MODEL.fullmatch(source_text(node.func)))
 
 
 def _stands_in(node: ast.ClassDef) -> bool:
     """A class with methods named like collectives takes torch_xla's or accelerate's place."""
-    collectives = {name.rpartition(".")[2] for name in _COLLECTIVES}
     methods = {part.name for part in node.body if isinstance(part, FUNCTIONS)}
-    return bool(methods & (collectives | set(_ACCELERATE_COLLECTIVES)))
+    known = {name.rpartition(".")[2] for name in name_group("xla-collective")}
+    return not methods.isdisjoint(known | name_group("accelerate-collective"))
