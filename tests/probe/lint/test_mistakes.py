@@ -41,8 +41,7 @@ FP16 = (
     HEAD
     + "for x in loader:\n    with torch.cuda.amp.autocast():\n        loss = f(x)\n    loss.backward()\n"
 )
-UNSHARDED = HEAD.replace("from torch.utils.data.distributed import DistributedSampler\n", "")
-DDP = UNSHARDED + "net = nn.parallel.DistributedDataParallel(net)\n"
+DDP = HEAD + "net = nn.parallel.DistributedDataParallel(net)\n"
 WRAPS_ITS = HEAD + "class T:\n    def __init__(self):\n        self.net = nn.DataParallel(net)\n"
 ARGUMENT = HEAD + "p.add_argument('--local_rank', type=int)\n"
 CASES = {
@@ -129,10 +128,6 @@ CASES = {
     "wrapper-attribute": (
         [DDP + "y = net.generate(x)\n", DDP.replace("DistributedDataParallel", "DataParallel") + "for e in r:\n    if e == 3:\n        net.encode(x)\n", DDP + "net = net.to(d)\nnet.fc\n", WRAPS_ITS + "    def run(self):\n        self.net.encode(x)\n"],
         [DDP + "net.module.generate(x)\nnet.train()\nnet.own = 3\nnet.own\n", HEAD + "net.generate(x)\n" + DDP[len(HEAD):], DDP + "net = net.module\nnet.generate(x)\n", DDP + "if hasattr(net, 'generate'):\n    net.generate(x)\n", DDP + "y = net.module.fc if distributed else net.fc\n", DDP + "try:\n    net.fc\nexcept AttributeError:\n    pass\n", DDP + "def f(net):\n    net.generate(x)\n", WRAPS_ITS.replace("__init__", "wrap") + "    def run(self):\n        self.net.encode(x)\n"],
-    ),
-    "loader-unsharded": (
-        [DDP + "train = DataLoader(d, 8, True)\n"],
-        [DDP + "train = DataLoader(d, 8, False)\n", HEAD + "train = DataLoader(d, 8, True)\n", DDP + "part = shard(d, rank)\ntrain = DataLoader(part, shuffle=True)\n"],
     ),
     "local-rank-argument": (
         [ARGUMENT + "torch.cuda.set_device(args.local_rank)\n"],

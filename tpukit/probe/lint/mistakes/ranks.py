@@ -9,7 +9,6 @@ from tpukit.knowledge.calls import name_group
 from tpukit.probe.lint.mistakes.training_code import Mistake, TrainingCode
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
-    argument,
     calls_of,
     method_of,
     nodes_below,
@@ -22,7 +21,6 @@ _ASKS_FOR_WRAP = re.compile(
     re.I,
 )
 _CAUGHT = ast.Name("hasattr")
-_SHARDS = re.compile(r"ampler|shard|split_dataset|[Aa]ccelerat|rank::|Subset\(|horovod|IterableD")
 _BY_ENVIRONMENT = re.compile(r"LOCAL_RANK|deepspeed|local_rank\s*=(?!=)|--local-rank|SLURM_")
 
 
@@ -34,8 +32,6 @@ def in_module(code: TrainingCode) -> Iterator[Mistake]:
         yield from _prepared(nodes)
     if "DataParallel" in code.text:
         yield from _wrapped(code, nodes)
-        if not _SHARDS.search(code.text):
-            yield from _unsharded(code, nodes)
 
 
 def _wrapped(code: TrainingCode, nodes: Sequence[ast.AST]) -> Iterator[Mistake]:
@@ -85,17 +81,6 @@ def _attributes(wrap: ast.Assign, name: str, nodes: Sequence[ast.AST]) -> Iterat
             and source_text(node.value) == name
         ):
             yield node, "wrapper-attribute", source_text(node)
-
-
-def _unsharded(code: TrainingCode, nodes: Sequence[ast.AST]) -> Iterator[Mistake]:
-    """Loaders of which each rank reads all, in a file that wraps a model in DDP."""
-    calls = [n for n in nodes if isinstance(n, ast.Call)]
-    if any(code.means(call.func, "ddp") for call in calls):
-        for call in calls:
-            shuffle = argument(call, "shuffle", 2)
-            is_shuffled = isinstance(shuffle, ast.Constant) and shuffle.value is True
-            if is_shuffled and code.means(call.func, "loader"):
-                yield call.func, "loader-unsharded", "DataLoader(shuffle=True) beside DDP"
 
 
 def _launched(code: TrainingCode, nodes: Sequence[ast.AST]) -> Iterator[Mistake]:
