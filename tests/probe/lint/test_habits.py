@@ -90,12 +90,14 @@ CASES = {
     "saves-on-every-rank": (
         {
             "a script": DDP + "torch.save(model.state_dict(), 'a.pt')\n",
+            "accelerate": "import torch\n" + ACCELERATE + "m = accelerator.prepare(m)\ntorch.save(m.state_dict(), f)\n",
             "a function that is spawned": DDP + "def main(rank):\n    if best:\n        save(x)\ndef save(x):\n    torch.save(x, f)\nspawn(main, nprocs=2)\n",
         },
         {
             "on rank 0": DDP + "if rank == 0:\n    torch.save(x, f)\n",
             "a function on rank 0": DDP + "def save(x):\n    torch.save(x, f)\nif is_main_process():\n    save(x)\n",
             "the others return": DDP + "def save(x):\n    if rank != 0:\n        return\n    torch.save(x, f)\nsave(x)\n",
+            "accelerate's main process": "import torch\n" + ACCELERATE + "m = accelerator.prepare(m)\nif accelerator.is_main_process:\n    torch.save(x, f)\n",
             "a file for each": DDP + "torch.save(x, f'{rank}.pt')\n",
             "one rank": RANKS + "    torch.save(x, f)\n",
             "what others call": DDP + "def save(x):\n    torch.save(x, f)\n",

@@ -131,7 +131,7 @@ CASES = {
     ),
     "local-rank-argument": (
         [ARGUMENT + "torch.cuda.set_device(args.local_rank)\n"],
-        [ARGUMENT, ARGUMENT + "args.local_rank = int(os.environ['LOCAL_RANK'])\nf(args.local_rank)\n", ARGUMENT.replace("k',", "k', '--local-rank',") + "f(args.local_rank)\n", ARGUMENT + "import deepspeed\nf(args.local_rank)\n"],
+        [ARGUMENT, ARGUMENT + "f(args.local_rank, os.environ['LOCAL_RANK'])\n", ARGUMENT + "args.local_rank = int(os.environ['LOCAL_RANK'])\nf(args.local_rank)\n", ARGUMENT.replace("k',", "k', '--local-rank',") + "f(args.local_rank)\n", ARGUMENT + "import deepspeed\nf(args.local_rank)\n"],
     ),
     "prepare-order": (
         [HEAD + "from accelerate import Accelerator\na = Accelerator()\nm, opt, dl = a.prepare(m, dl, opt)\n"],

@@ -249,7 +249,7 @@ class _Visitor:
         name = meanings[0] if len(meanings) == 1 else ""
         self._accelerator(node, name, under)
         self._under_master(node, scope, under)
-        if self._wraps:
+        if self._wraps or "accelerator.prepare(" in self._text:
             self._reach(node, under)
         if self.uses_xla:
             self._scaler(node, name, under)
