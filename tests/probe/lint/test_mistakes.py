@@ -42,7 +42,6 @@ FP16 = (
     + "for x in loader:\n    with torch.cuda.amp.autocast():\n        loss = f(x)\n    loss.backward()\n"
 )
 DDP = HEAD + "net = nn.parallel.DistributedDataParallel(net)\n"
-WRAPS_ITS = HEAD + "class T:\n    def __init__(self):\n        self.net = nn.DataParallel(net)\n"
 ARGUMENT = HEAD + "p.add_argument('--local_rank', type=int)\n"
 CASES = {
     "no-zero-grad": (
@@ -126,8 +125,8 @@ CASES = {
         [FP16 + GRADSCALER, FP16.replace("cuda.amp.autocast()", "autocast('cuda', torch.bfloat16)"), FP16.replace("cuda.amp.autocast()", "autocast('cpu')"), FP16.replace("autocast()", "autocast(False)"), FP16.replace("cuda.amp.autocast()", "autocast('cuda', args.dtype)"), FP16.replace("    loss.backward()\n", "")],
     ),
     "wrapper-attribute": (
-        [DDP + "y = net.generate(x)\n", DDP.replace("DistributedDataParallel", "DataParallel") + "for e in r:\n    if e == 3:\n        net.encode(x)\n", DDP + "net = net.to(d)\nnet.fc\n", WRAPS_ITS + "    def run(self):\n        self.net.encode(x)\n"],
-        [DDP + "net.module.generate(x)\nnet.train()\nnet.own = 3\nnet.own\n", HEAD + "net.generate(x)\n" + DDP[len(HEAD):], DDP + "net = net.module\nnet.generate(x)\n", DDP + "if hasattr(net, 'generate'):\n    net.generate(x)\n", DDP + "y = net.module.fc if distributed else net.fc\n", DDP + "try:\n    net.fc\nexcept AttributeError:\n    pass\n", DDP + "def f(net):\n    net.generate(x)\n", WRAPS_ITS.replace("__init__", "wrap") + "    def run(self):\n        self.net.encode(x)\n"],
+        [DDP + "y = net.generate(x)\n", DDP.replace("DistributedDataParallel", "DataParallel") + "for e in r:\n    if e == 3:\n        net.encode(x)\n", DDP + "net = net.to(d)\nnet.fc\n"],
+        [DDP + "net.module.generate(x)\nnet.train()\nnet.own = 3\nnet.own\n", HEAD + "net.generate(x)\n" + DDP[len(HEAD):], DDP + "net = net.module\nnet.generate(x)\n", DDP + "if hasattr(net, 'generate'):\n    net.generate(x)\n", DDP + "y = net.module.fc if distributed else net.fc\n", DDP + "try:\n    net.fc\nexcept AttributeError:\n    pass\n", DDP + "def f(net):\n    net.generate(x)\n"],
     ),
     "local-rank-argument": (
         [ARGUMENT + "torch.cuda.set_device(args.local_rank)\n"],

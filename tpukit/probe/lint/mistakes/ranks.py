@@ -39,24 +39,10 @@ def _wrapped(code: TrainingCode, nodes: Sequence[ast.AST]) -> Iterator[Mistake]:
     wraps = {n: source_text(n.targets[0]) for n in nodes if isinstance(n, ast.Assign)
              and isinstance(n.value, ast.Call) and code.means(n.value.func, "wrapper")}  # fmt: skip
     for scope in nodes if wraps else ():
-        if isinstance(scope, ast.ClassDef):
-            methods = [part for part in scope.body if isinstance(part, FUNCTIONS)]
-            for wrap, name in wraps.items():
-                if name.startswith("self."):
-                    yield from _attributes(wrap, name, _behind(wrap, methods))
-        elif isinstance(scope, (ast.Module, *FUNCTIONS)):
+        if isinstance(scope, (ast.Module, *FUNCTIONS)):
             own = list(own_nodes(scope.body, (*FUNCTIONS, ast.ClassDef)))
             for wrap in wraps.keys() & set(own):
                 yield from _attributes(wrap, wraps[wrap], own)
-
-
-def _behind(wrap: ast.Assign, methods: Sequence[ast.stmt]) -> list[ast.AST]:
-    """The nodes of what runs after a class's `__init__` has wrapped its model."""
-    first = next((m for m in methods if wrap in nodes_below(m)), None)
-    if getattr(first, "name", "") != "__init__":
-        return []
-    called = {method_of(node) for node in nodes_below(first)} | {"__init__"}  # type: ignore[arg-type]
-    return [n for m in methods if getattr(m, "name", "") not in called for n in nodes_below(m)]
 
 
 def _attributes(wrap: ast.Assign, name: str, nodes: Sequence[ast.AST]) -> Iterator[Mistake]:
@@ -65,7 +51,7 @@ def _attributes(wrap: ast.Assign, name: str, nodes: Sequence[ast.AST]) -> Iterat
     targets = [(n, t) for n in assigns for t in n.targets]
     known = name_group("of-wrappers")
     own = {t.attr for _, t in targets if isinstance(t, ast.Attribute)}
-    line = 0 if name.startswith("self.") else wrap.end_lineno or 0
+    line = wrap.end_lineno or 0
     others = [n.lineno for n, t in targets if n.lineno > line and source_text(t) == name
               and method_of(n.value) not in ("to", "cuda")]  # fmt: skip
     end = min(others, default=sys.maxsize)
