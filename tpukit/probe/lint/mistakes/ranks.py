@@ -25,6 +25,7 @@ _BY_ENVIRONMENT = re.compile(r"LOCAL_RANK|deepspeed|local_rank\s*=(?!=)|--local-
 
 
 def in_module(code: TrainingCode) -> Iterator[Mistake]:
+    """The mistakes whose words the text shows."""
     nodes = nodes_below(code.tree)
     if "--local_rank" in code.text:
         yield from _launched(code, nodes)
