@@ -16,6 +16,9 @@ ACCELERATE = (
     "for x in loader:\n    loss = model(x)\n    accelerator.backward(loss)\n    opt.step()\n"
 )
 RANKS = "import torch\nimport torch.distributed as dist\nfor x in loader:\n"
+DDP = RANKS.replace(
+    "for x in loader:", "DDP = torch.nn.parallel.DistributedDataParallel\nmodel = DDP(net)"
+)
 TRAIN = (
     XLA
     + """
@@ -72,13 +75,32 @@ CASES = {
     "rank-leaves-loop": (
         {
             "a break on rank 0": RANKS + "    dist.barrier()\n    if rank == 0:\n        if bad: break\n",
+            "each rank's own metric": DDP + "s = DistributedSampler(val_set)\nfor e in r:\n    y = model(x)\n    if patience > 3:\n        break\n",
             "a collective in a function": RANKS.replace("for", "def f(x):\n    dist.all_reduce(x)\nfor") + "    f(x)\n    if rank == 0 and bad:\n        break\n",
         },
         {
             "every rank": RANKS + "    dist.barrier()\n    if bad:\n        break\n",
+            "one metric of all ranks": DDP + "s = DistributedSampler(val_set)\nfor e in r:\n    dist.all_reduce(model(x))\n    if patience > 3:\n        break\n",
+            "the same data on each rank": DDP + "for e in r:\n    y = model(x)\n    if patience > 3:\n        break\n",
             "both branches": RANKS + "    dist.barrier()\n    if rank == 0:\n        break\n    else:\n        break\n",
             "a loop of its own": RANKS + "    dist.barrier()\n    if rank == 0:\n        for i in y:\n            break\n",
             "no collective": RANKS + "    if rank == 0:\n        break\nx.barrier()\n",
+        },
+    ),
+    "saves-on-every-rank": (
+        {
+            "a script": DDP + "torch.save(model.state_dict(), 'a.pt')\n",
+            "accelerate": "import torch\n" + ACCELERATE + "m = accelerator.prepare(m)\ntorch.save(m.state_dict(), f)\n",
+            "a function that is spawned": DDP + "def main(rank):\n    if best:\n        save(x)\ndef save(x):\n    torch.save(x, f)\nspawn(main, nprocs=2)\n",
+        },
+        {
+            "on rank 0": DDP + "if rank == 0:\n    torch.save(x, f)\n",
+            "a function on rank 0": DDP + "def save(x):\n    torch.save(x, f)\nif is_main_process():\n    save(x)\n",
+            "the others return": DDP + "def save(x):\n    if rank != 0:\n        return\n    torch.save(x, f)\nsave(x)\n",
+            "accelerate's main process": "import torch\n" + ACCELERATE + "m = accelerator.prepare(m)\nif accelerator.is_main_process:\n    torch.save(x, f)\n",
+            "a file for each": DDP + "torch.save(x, f'{rank}.pt')\n",
+            "one rank": RANKS + "    torch.save(x, f)\n",
+            "what others call": DDP + "def save(x):\n    torch.save(x, f)\n",
         },
     ),
     "growing-shape": (
@@ -113,6 +135,10 @@ CASES = {
     ),
     "collective-under-master": (
         {
+            "a forward pass": DDP + "if rank == 0:\n    model(x)\n",
+            "a function's forward pass": DDP + "def test(net):\n    net(x)\nif gpu_id == 0:\n    test(model)\n",
+            "another module's evaluation": DDP + "from mine import calculate_bleu\nif rank == 0:\n    calculate_bleu(model, data)\n",
+            "a class's": DDP + "class T:\n    def __init__(self):\n        self.m = DDP(net)\n    def test(self):\n        self.m(x)\n    def run(self):\n        if self.rank == 0:\n            self.test()\n",
             "barrier": XLA + "if xm.is_master_ordinal():\n    xm.rendezvous('x')\n",
             "a function's": RANKS.replace("for", "def check(x):\n    dist.all_reduce(x)\nif rank == 0:\n    check(y)\nfor") + "    pass\n",
             "by rank": XLA + "if xr.global_ordinal() == 0:\n    xm.rendezvous('x')\n",
@@ -122,6 +148,11 @@ CASES = {
             "two on rank 0": XLA + "def f():\n    if xm.is_master_ordinal():\n        xm.rendezvous('a')\n        xm.rendezvous('b')\n",
         },
         {
+            "the model in a wrapper": DDP + "def test(net):\n    net(x)\nif rank == 0:\n    model.module(x)\n    test(model.module)\n",
+            "another module's count": DDP + "from mine import count_parameters\nif rank == 0:\n    count_parameters(model)\n",
+            "before the wrap": DDP.replace("model =", "model = net\nif rank == 0:\n    model(x)\nmodel ="),
+            "a forward pass in both branches": DDP + "if rank == 0:\n    y = model(x)\nelse:\n    model(x)\n",
+            "another model": DDP + "def test(model):\n    if rank == 0:\n        model(x)\n",
             "saving, which waits for no rank": XLA + "if xm.is_master_ordinal():\n    xm.save(s, 'x')\n",
             "a pair of them in a module": XLA + "if not xm.is_master_ordinal():\n    xm.rendezvous('a')\nload()\nif xm.is_master_ordinal():\n    xm.rendezvous('a')\n",
             "accelerate's state": "from accelerate import Accelerator\na = Accelerator()\nif a.is_main_process:\n    a.save_state('x')\n",
@@ -167,10 +198,12 @@ CASES = {
             "by its data": LOADER + "DataLoader(ds['train'], batch_size=8)\n",
             "by its function": LOADER + "def train_dataloader(self):\n    return DataLoader(self.d, batch_size=8)\n",
             "by position": XLA + "import torch.utils.data\ntorch.utils.data.DataLoader(d, 32, True)\n",
+            "by its sampler": LOADER + "def make(d):\n    return DataLoader(d, 8, sampler=DistributedSampler(d, shuffle=True))\n",
             "by its loop": LOADER + "dl = DataLoader(d, 32)\nfor x in dl:\n    model(x).backward()\n",
             "said no": LOADER + "trainLoader = DataLoader(d, batch_size=8, drop_last=False)\n",
         },
         {
+            "in order": LOADER + "def make(d):\n    return DataLoader(d, 8, sampler=DistributedSampler(d, shuffle=False))\n",
             "counted alone": LOADER + "n = len(DataLoader(train_set, batch_size=8))\n",
             "dropped": LOADER + "train_loader = DataLoader(d, batch_size=8, drop_last=True)\n",
             "dropped in a dict": LOADER + "given = {'batch_size': 8, 'drop_last': True}\ntrain = DataLoader(d, **given)\n",

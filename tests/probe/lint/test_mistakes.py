@@ -37,6 +37,12 @@ TESTED = (
     HEAD
     + "def test(model, loader):\n    with torch.no_grad():\n        for x in loader:\n            n += model(x)\nfor x in loader:\n    opt.zero_grad()\n    model(x).backward()\n    opt.step()\n"
 )
+FP16 = (
+    HEAD
+    + "for x in loader:\n    with torch.cuda.amp.autocast():\n        loss = f(x)\n    loss.backward()\n"
+)
+DDP = HEAD + "net = nn.parallel.DistributedDataParallel(net)\n"
+ARGUMENT = HEAD + "p.add_argument('--local_rank', type=int)\n"
 CASES = {
     "no-zero-grad": (
         [LOOP + "    opt.step()\n", SCALED + "    scaler.step(opt)\n", HEAD + "class A:\n    def f(self):\n        for x in l:\n            g(x).backward()\n            self.optimizer.step()\nclass B:\n    def f(self):\n        self.optimizer.zero_grad()\n", HEAD + "def f(optimizer):\n    for x in loader:\n        g(x).backward()\n        optimizer.step()\n"],
@@ -79,20 +85,20 @@ CASES = {
         [LOOP + "    losses += [loss.item()]\n", LOOP + "    total += loss.item()\n", LOOP + "    losses.append(loss.detach())\n", HEAD + "for x in l:\n    total += f(x)\n    total.backward()\n", LOOP + "    loss = loss.item()\n    total += loss\n"],
     ),
     "softmax-before-loss": (
-        [HEAD + "net = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1)).to(d)\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(net(x), y)\n", SOFT + "out = net(x)\nloss = criterion(out, y)\n", SOFT.replace("net =", "self.net =") + "p = self.net(x)\np = F.softmax(p, 1)\n", HEAD + "F.cross_entropy(F.softmax(x, 1), y).backward()\n", HEAD + "F.cross_entropy(net(x).softmax(dim=1), y).backward()\n", FORWARD + "        return F.softmax(x, dim=1)\n    def step(self, x, y):\n        F.cross_entropy(self(x), y).backward()\n"],
-        [HEAD + "net = nn.Sequential(nn.Linear(2, 2))\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(other(x), y)\n", SOFT + "p = other(x)\np = F.softmax(p, 1)\n", SOFT.replace("F.softmax", "F.log_softmax") + "criterion(net(x), y)\n", SOFT.replace("CrossEntropyLoss", "MSELoss") + "criterion(net(x), y)\n"],
+        [SOFT.replace("F.softmax(x, dim=1)", "torch.sigmoid(x)").replace("CrossEntropyLoss", "BCEWithLogitsLoss") + "criterion(net(x), y)\n", HEAD + "F.nll_loss(F.softmax(x, 1), y).backward()\n", HEAD + "F.binary_cross_entropy_with_logits(x.sigmoid(), y).backward()\n", HEAD + "net = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1)).to(d)\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(net(x), y)\n", SOFT + "out = net(x)\nloss = criterion(out, y)\n", SOFT.replace("net =", "self.net =") + "p = self.net(x)\np = F.softmax(p, 1)\n", HEAD + "F.cross_entropy(F.softmax(x, 1), y).backward()\n", HEAD + "F.cross_entropy(net(x).softmax(dim=1), y).backward()\n", FORWARD + "        return F.softmax(x, dim=1)\n    def step(self, x, y):\n        F.cross_entropy(self(x), y).backward()\n"],
+        [HEAD + "net = nn.Sequential(nn.Linear(2, 2))\nc = nn.CrossEntropyLoss()\nloss = c(net(x), y)\nloss.backward()\n", SOFT + "criterion(other(x), y)\n", SOFT + "p = other(x)\np = F.softmax(p, 1)\n", SOFT.replace("F.softmax", "F.log_softmax") + "criterion(net(x), y)\n", SOFT.replace("CrossEntropyLoss", "BCEWithLogitsLoss") + "criterion(net(x), y)\n", HEAD + "F.binary_cross_entropy(x.sigmoid(), y).backward()\n", HEAD + "F.nll_loss(F.log_softmax(x, 1), y).backward()\n", SOFT.replace("CrossEntropyLoss", "MSELoss") + "criterion(net(x), y)\n"],
     ),
     "sampler-with-shuffle": (
         [HEAD + "s = DistributedSampler(d)\nDataLoader(d, sampler=s, shuffle=True)\n", HEAD + "DataLoader(d, shuffle=True, sampler=DistributedSampler(d))\n"],
         [HEAD + "s = None\nif r:\n    s = DistributedSampler(d)\nDataLoader(d, sampler=s, shuffle=True)\n", HEAD + "DataLoader(d, shuffle=False, sampler=DistributedSampler(d))\n", HEAD + "DataLoader(d, shuffle=True, sampler=None)\n"],
     ),
     "sampler-without-epoch": (
-        [LOOP + "s = DistributedSampler(d)\nfor epoch in r: ...\n", HEAD + "s = DistributedSampler(d)\nfor epoch in r: train(opt)\n", LOOP + "s = DistributedSampler(d)\nfor e in range(args.epochs): ...\n"],
+        [LOOP + "s = DistributedSampler(d)\nfor epoch in r:\n    # s.set_epoch(epoch)\n    ...\n", LOOP + "s = DistributedSampler(d)\nfor epoch in r: ...\n", HEAD + "s = DistributedSampler(d)\nfor epoch in r: train(opt)\n", LOOP + "s = DistributedSampler(d)\nfor e in range(args.epochs): ...\n"],
         [LOOP + "s = DistributedSampler(d)\nfor epoch in range(1): ...\n", LOOP + "s = DistributedSampler(d)\nfor epoch in r: s.set_epoch(epoch)\n", LOOP + "s = DistributedSampler(d, shuffle=False)\nfor epoch in r: ...\n", LOOP + "s = DistributedSampler(val_set)\nfor epoch in r: ...\n"],
     ),
     "clip-scaled": (
-        [HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    nn.utils.clip_grad_norm_(ps, 1)\n    scaler.step(opt)\n"],
-        [HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    scaler.unscale_(opt)\n    nn.utils.clip_grad_norm_(ps, 1)\n    scaler.step(opt)\n"],
+        [HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    if n % 4 == 0:\n        nn.utils.clip_grad_norm_(ps, 1)\n        scaler.step(opt)\n", HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    nn.utils.clip_grad_norm_(ps, 1)\n    scaler.step(opt)\n"],
+        [HEAD + "for x in l:\n    scaler.scale(loss).backward()\n    scaler.unscale_(opt)\n    nn.utils.clip_grad_norm_(ps, 1)\n    scaler.step(opt)\n", HEAD + "for x in l:\n    if amp:\n        scaler.scale(loss).backward()\n        scaler.step(opt)\n    else:\n        loss.backward()\n        nn.utils.clip_grad_norm_(ps, 1)\n        opt.step()\n"],
     ),
     "epoch-end-outputs": (
         [HEAD + "import lightning as L\nclass A(L.LightningModule):\n    def validation_epoch_end(self, outputs):\n        pass\n"],
@@ -109,6 +115,26 @@ CASES = {
     "loader-cycled": (
         [HEAD + "from itertools import cycle\nfor x, y in zip(loader, cycle(other_loader)): ...\n", HEAD + "import itertools\nb = itertools.cycle(DataLoader(d))\n"],
         [HEAD + "from itertools import cycle\nc = cycle(colors)\n", HEAD + "from own import cycle\nc = cycle(loader)\n"],
+    ),
+    "best-state-shared": (
+        [LOOP + "    if better: best = model.state_dict()\nmodel.load_state_dict(best)\n", LOOP + "    self.best_w = m.state_dict().copy()\nm.load_state_dict(self.best_w)\n"],
+        [LOOP + "    best = copy.deepcopy(model.state_dict())\nmodel.load_state_dict(best)\n", LOOP + "    best = model.state_dict()\n    torch.save(best, f)\nmodel.load_state_dict(torch.load(f))\n", LOOP + "    best = deepcopy(m.state_dict())\nbest = model.state_dict()\nmodel.load_state_dict(best)\n"],
+    ),
+    "autocast-unscaled": (
+        [FP16, FP16.replace("cuda.amp.autocast()", "autocast(device_type='cuda')"), FP16.replace("cuda.amp.autocast()", "autocast('cuda', torch.float16)"), FP16.replace("autocast()", "autocast(enabled=args.amp)")],
+        [FP16 + GRADSCALER, FP16.replace("cuda.amp.autocast()", "autocast('cuda', torch.bfloat16)"), FP16.replace("cuda.amp.autocast()", "autocast('cpu')"), FP16.replace("autocast()", "autocast(False)"), FP16.replace("cuda.amp.autocast()", "autocast('cuda', args.dtype)"), FP16.replace("    loss.backward()\n", "")],
+    ),
+    "wrapper-attribute": (
+        [DDP + "y = net.generate(x)\n", DDP.replace("DistributedDataParallel", "DataParallel") + "for e in r:\n    if e == 3:\n        net.encode(x)\n", DDP + "net = net.to(d)\nnet.fc\n"],
+        [DDP + "net.module.generate(x)\nnet.train()\nnet.own = 3\nnet.own\n", HEAD + "net.generate(x)\n" + DDP[len(HEAD):], DDP + "net = net.module\nnet.generate(x)\n", DDP + "if hasattr(net, 'generate'):\n    net.generate(x)\n", DDP + "y = net.module.fc if distributed else net.fc\n", DDP + "try:\n    net.fc\nexcept AttributeError:\n    pass\n", DDP + "def f(net):\n    net.generate(x)\n"],
+    ),
+    "local-rank-argument": (
+        [ARGUMENT + "torch.cuda.set_device(args.local_rank)\n"],
+        [ARGUMENT, ARGUMENT + "f(args.local_rank, os.environ['LOCAL_RANK'])\n", ARGUMENT + "args.local_rank = int(os.environ['LOCAL_RANK'])\nf(args.local_rank)\n", ARGUMENT.replace("k',", "k', '--local-rank',") + "f(args.local_rank)\n", ARGUMENT + "import deepspeed\nf(args.local_rank)\n"],
+    ),
+    "prepare-order": (
+        [HEAD + "from accelerate import Accelerator\na = Accelerator()\nm, opt, dl = a.prepare(m, dl, opt)\n"],
+        [HEAD + "from accelerate import Accelerator\na = Accelerator()\nm, opt, dl = a.prepare(m, opt, dl)\n", HEAD + "from accelerate import Accelerator\na = Accelerator()\nm, o = a.prepare(net, opt)\n"],
     ),
     "optimizer-index": (
         [HEAD + "import lightning as L\nclass A(L.LightningModule):\n    def training_step(self, batch, i, optimizer_idx):\n        pass\n"],

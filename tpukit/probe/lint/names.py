@@ -185,7 +185,7 @@ class Names:
         if imported:
             return list(dict.fromkeys(imported))
         found: list[str] = []
-        for binding in bindings[:4]:
+        for binding in (*bindings[:3], *bindings[3:][-1:]):
             if binding.value is not None:
                 meanings = self.resolve(binding.value, scope, steps)
                 found += [f"{m}()" for m in meanings] if binding.instance else meanings

@@ -33,6 +33,9 @@ _MISTAKES = {
     b"_epoch_end(": re.compile(rb"def (?:training|validation|test)_epoch_end\("),
     b"optimizer_idx": re.compile(rb"def training_step\("),
     b"cycle(": re.compile(rb"itertools"),
+    b"DataParallel(": re.compile(rb"= [\w.]*DataParallel\("),
+    b"--local_rank": re.compile(rb"\.local_rank\b"),
+    b".prepare(": re.compile(rb"\baccelerate\b"),
     b"lr_scheduler": re.compile(
         rb"(?m)^[ \t]*(\w+) = [\w.]*(?:LR|Restarts|Plateau)\((?![\s\S]*\b\1\b)"
     ),
@@ -63,6 +66,8 @@ _TEXTS = re.compile(
 )
 """Comments and long texts without values in them; any other text is its group."""
 _RANKS = re.compile(rb"(?m)if [^\n]*(?:rank\S* *== *0|is_ma(?:in|ster)|not \w*rank)[^\n]*:\s*$")
+_WRAPPERS = (b"DistributedDataParallel", b"FullyShardedDataParallel")
+_ALONE = re.compile(rb"torch\.save\(|\bif [^\n]*(?:(?:rank|gpu)\S* *== *0|is_ma|patience|early)")
 _MEETS = re.compile(rb"\.(?:barrier|all_reduce|all_gather\w*|broadcast\w*|reduce|gather)\(")
 Words = frozenset[bytes]
 
@@ -109,6 +114,8 @@ def may_hold_calls(data: bytes) -> bool:
 def may_hold_habits(data: bytes) -> bool:
     """Whether a file may contain a habit: it uses torch_xla, or an Accelerator."""
     if imports(data, b"torch_xla"):
+        return True
+    if any(wrapper in data for wrapper in _WRAPPERS) and _ALONE.search(data):
         return True
     if b"torch.distributed" in data and _RANKS.search(data) and _MEETS.search(data):
         return True

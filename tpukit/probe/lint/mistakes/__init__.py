@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tpukit.knowledge.calls import rules
 from tpukit.probe.lint.finding import ModuleFinding, by_rule
-from tpukit.probe.lint.mistakes import loops, parts
+from tpukit.probe.lint.mistakes import loops, parts, ranks
 from tpukit.probe.lint.mistakes.training_code import Mistake, TrainingCode
 from tpukit.probe.lint.names import Names, imported_roots
 from tpukit.probe.lint.source import Module
@@ -35,6 +35,7 @@ def _mistakes(code: TrainingCode) -> Iterator[Mistake]:
     is_trained, evaluates = ".backward(" in code.text, ".eval()" in code.text
     if is_trained:
         yield from loops.eval_not_left(code) if evaluates else loops.never_in_eval(code)
+    yield from ranks.in_module(code)
     nodes = nodes_below(code.tree)
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     for node in nodes:

@@ -10,6 +10,7 @@ from tpukit.probe.lint.mistakes.training_code import Mistake, TrainingCode
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
+    argument,
     calls_of,
     holder,
     method_of,
@@ -27,6 +28,8 @@ _CLEARS = re.compile(r"zero_grad|\.grad\b|set_to_none")
 _EVALUATES = re.compile(
     r"(?:^|[^a-z])(?:val|valid|test|eval|dev)(?:[_A-Z]\w*)?(?:load|dl\b|dataload)", re.I
 )
+_SCALES = re.compile("scaler|accelerator|fabric|deepspeed|engine|bf16|bfloat16", re.I)
+_FP16 = ("torch.float16", "torch.half")
 _own = partial(own_nodes, without=(*FUNCTIONS, ast.ClassDef, ast.Lambda))
 
 
@@ -43,7 +46,24 @@ def in_loop(
     is_own = own and not own[0].bases and source_text(steps[0]).startswith("self.") if steps else ()
     if steps and not _CLEARS.search(ast.unparse(own[0]) if is_own else code.text):
         yield steps[0].func, "no-zero-grad", f"{source_text(steps[0])} in a loop"
+    if not _SCALES.search(code.text):
+        for item in (i for n in inner if isinstance(n, ast.With) for i in n.items):
+            if _is_fp16(code, item.context_expr):
+                yield item.context_expr, "autocast-unscaled", source_text(item.context_expr)[:60]
     yield from _kept_losses(inner, {text for call in backward for text in _losses_of(call)})
+
+
+def _is_fp16(code: TrainingCode, context: ast.expr) -> bool:
+    """Whether a context is a GPU's autocast to fp16, its default."""
+    if not isinstance(context, ast.Call) or not code.means(context.func, "autocast"):
+        return False
+    is_cuda = code.means(context.func, "cuda-autocast")
+    dtype = argument(context, "dtype", 1)
+    enabled, device = argument(context, "enabled", 0 if is_cuda else None), context.args[:1]
+    device = device or [k.value for k in context.keywords if k.arg == "device_type"]
+    on_gpu = is_cuda or any("cuda" in source_text(value) for value in device)
+    is_off = isinstance(enabled, ast.Constant) and not enabled.value
+    return on_gpu and not is_off and (not dtype or source_text(dtype) in _FP16)
 
 
 def _losses_of(backward: ast.Call) -> Iterator[str]:
@@ -131,12 +151,15 @@ def _steps_below(code: TrainingCode, block: Sequence[ast.stmt]) -> bool:
     return any(code.is_optimizer_step(n) for s in block for n in nodes_below(s))
 
 
-def _scaled_clip(block: Sequence[ast.stmt]) -> Iterator[Mistake]:
+def _scaled_clip(block: Sequence[ast.stmt], *, is_scaled: bool = False) -> Iterator[Mistake]:
+    """is_scaled: a scaled backward pass stands before the block."""
     texts = [source_text(s.value) if isinstance(s, ast.Expr) else "" for s in block]
-    scaled = [n for n, t in enumerate(texts) if re.search(r"\.scale\(.*\)\.backward\(", t)]
     for n, text in enumerate(texts):
-        is_clip = re.match(r"(?:\w+\.)*clip_grad_\w+\(", text)
-        if is_clip and scaled and scaled[0] < n and any(".step(" in t for t in texts[n:]):
+        if isinstance(inner := block[n], ast.If) and is_scaled:
+            yield from _scaled_clip(inner.body, is_scaled=True)
+        is_scaled |= bool(re.search(r"\.scale\(.*\)\.backward\(", text))
+        is_clip = is_scaled and re.match(r"(?:\w+\.)*clip_grad_\w+\(", text)
+        if is_clip and any(".step(" in t for t in texts[n:]):
             yield block[n], "clip-scaled", text[:60]
 
 

@@ -5,31 +5,26 @@ import re
 from collections.abc import Iterator, Sequence
 
 from tpukit.probe.lint.mistakes.training_code import SCHEDULERS, Mistake, TrainingCode, is_loader
-from tpukit.probe.lint.syntax import LOADERS, argument, calls_of, holder, nodes_below, source_text
+from tpukit.probe.lint.syntax import (
+    argument,
+    calls_of,
+    holder,
+    method_of,
+    nodes_below,
+    source_text,
+)
 
 _HOOKS = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
-_LIGHTNING = tuple(
-    f"{package}.LightningModule"
-    for package in ("lightning", "lightning.pytorch", "pytorch_lightning")
-)
 _CONTAINERS = (ast.List, ast.ListComp, ast.Dict, ast.DictComp)
-_SAMPLERS = (
-    "torch.utils.data.distributed.DistributedSampler", "torch.utils.data.DistributedSampler",
-)  # fmt: skip
 _MODULES = re.compile(
     r"torch\.nn\.(?!Parameter|functional|init|utils|ModuleList|Sequential)[A-Z]\w+"
 )
-_TAKES_LOGITS = (
-    "torch.nn.functional.cross_entropy", "torch.nn.CrossEntropyLoss()",
-    "torch.nn.functional.softmax", "torch.softmax",
-)  # fmt: skip
 _EPOCHS = re.compile(r"for \w+ in .*epoch|for epoch\b(?! in range\(1\))")
-_DROPOUTS = ("torch.nn.functional.dropout", "torch.nn.functional.dropout2d")
 
 
 def in_class(code: TrainingCode, node: ast.ClassDef) -> Iterator[Mistake]:
-    is_lightning = any(code.means(base, _LIGHTNING) for base in node.bases)
-    if not is_lightning and not any(code.means(b, ("torch.nn.Module",)) for b in node.bases):
+    is_lightning = any(code.means(base, "lightning") for base in node.bases)
+    if not is_lightning and not any(code.means(b, "module") for b in node.bases):
         return
     nodes = list(nodes_below(node))
     appended = [call for call in calls_of("append", nodes) if call.args]
@@ -81,7 +76,7 @@ def _is_registered(target: str, text: str) -> bool:
 
 def _dropout(code: TrainingCode, forward: ast.FunctionDef) -> Iterator[Mistake]:
     for node in nodes_below(forward):
-        if isinstance(node, ast.Call) and code.means(node.func, _DROPOUTS):
+        if isinstance(node, ast.Call) and code.means(node.func, "dropout"):
             given = {keyword.arg for keyword in node.keywords}
             is_given = len(node.args) > 2 or given & {"training", None}
             if not is_given and "self.training" not in ast.unparse(forward):
@@ -90,26 +85,36 @@ def _dropout(code: TrainingCode, forward: ast.FunctionDef) -> Iterator[Mistake]:
 
 # -- calls ---------------------------------------------------------------------------------------
 def in_call(code: TrainingCode, node: ast.Call) -> Iterator[Mistake]:
-    if code.means(node.func, LOADERS):
+    if code.means(node.func, "loader"):
         sampler = argument(node, "sampler")
         made = code.names.possible(sampler) if sampler else [ast.Constant(None)]
         is_made = all(isinstance(value, ast.Call) for value in made)
         if _is(argument(node, "shuffle"), True) and is_made:
             yield node.func, "sampler-with-shuffle", "DataLoader(shuffle=True, sampler=...)"
-    elif code.means(node.func, _SAMPLERS):
+    elif code.means(node.func, "sampler"):
         if _lacks_epochs(code.text, node) and not _is(argument(node, "shuffle"), False):
             yield node.func, "sampler-without-epoch", "DistributedSampler(...)"
     elif not node.args:
         return
-    elif code.means(node.func, _TAKES_LOGITS) and code.is_softmax(node.args[0]):
+    elif any(
+        code.means(node.func, f"{by}-taker") and code.is_activated(node.args[0], by)
+        for by in ("softmax", "sigmoid")
+    ):
         yield node.func, "softmax-before-loss", source_text(node)[:60]
-    elif code.means(node.func, ("itertools.cycle",)) and is_loader(node.args[0]):
+    elif code.means(node.func, "cycle") and is_loader(node.args[0]):
         yield node.func, "loader-cycled", source_text(node)[:60]
 
 
 def in_assignment(code: TrainingCode, node: ast.Assign) -> Iterator[Mistake]:
-    """A scheduler that the file names once: nothing steps it."""
+    """A scheduler that the file names once: nothing steps it. Best weights that train on."""
     target = node.targets[0]
+    text = source_text(node.value) if method_of(node.value) in ("state_dict", "copy") else ""
+    if text and re.fullmatch(r"[\w.]+\.state_dict\(\)(?:\.copy\(\))?", text):
+        name = source_text(target)
+        kept = re.escape(name)
+        is_read = "best" in name and re.search(rf"load_state_dict\(\s*{kept}\b", code.text)
+        if is_read and not re.search(rf"{kept}\s*=[^\n]*(?:deepcopy|clone|load)", code.text):
+            yield node, "best-state-shared", f"{name} = {text}"
     if isinstance(node.value, ast.Call) and isinstance(target, ast.Name):
         made = code.names.anywhere(node.value.func)
         is_scheduler = any(name.startswith(SCHEDULERS) for name in made)
@@ -125,4 +130,5 @@ def _lacks_epochs(text: str, sampler: ast.Call) -> bool:
     """Whether a file trains in epochs on what a sampler gives, without `set_epoch`."""
     in_epochs = "optim" in text and _EPOCHS.search(text)
     evaluates = sampler.args and re.search(r"val|test|eval", source_text(sampler.args[0]), re.I)
-    return bool(in_epochs) and not evaluates and "set_epoch" not in text
+    is_set = re.search(r"^[^#\n]*set_epoch", text, re.M)
+    return bool(in_epochs) and not evaluates and not is_set

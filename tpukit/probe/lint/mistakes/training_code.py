@@ -3,9 +3,10 @@
 import ast
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cache
 
+from tpukit.knowledge.calls import name_group
 from tpukit.probe.lint.cuda_forms import is_optimizer_step
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.syntax import called_name, holder, method_of, nodes_below, source_text
@@ -14,7 +15,6 @@ Mistake = tuple[ast.expr | ast.stmt, str, str]
 """Place, rule's id, what stands there."""
 SCHEDULERS = "torch.optim.lr_scheduler."
 _LOADS = re.compile(r"load|dl\b|batches|_iter\b", re.I)
-_SOFTMAX = ("torch.nn.functional.softmax", "torch.softmax", "torch.nn.Softmax()")
 
 
 @dataclass
@@ -24,8 +24,11 @@ class TrainingCode:
     tree: ast.Module
     names: Names
     text: str
+    _activated: dict[str, set[str]] = field(default_factory=dict)
 
-    def means(self, node: ast.expr, wanted: tuple[str, ...]) -> bool:
+    def means(self, node: ast.expr, group: str) -> bool:
+        """Whether an expression is one of a group of names."""
+        wanted = name_group(group)
         if isinstance(node, ast.Attribute) and node.attr not in _lasts(wanted):
             return False
         return any(name in wanted for name in self.names.anywhere(node))
@@ -63,17 +66,18 @@ class TrainingCode:
         return any("tqdm" in source_text(value) and is_loader(value) for value in values)
 
     # -- softmaxes --------------------------------------------------------------------------------
-    def is_softmax(self, value: ast.expr) -> bool:
-        """Whether a value is a softmax's, or that of a model whose forward returns one."""
+    def is_activated(self, value: ast.expr, by: str) -> bool:
+        """Whether a value is a softmax's (or a sigmoid's), or that of a model whose forward
+        returns one."""
         own = value.id if isinstance(value, ast.Name) else ""
         made = [v for v in self.names.possible(value) if not own or own not in _names_in(v)]
-        return bool(made) and all(self._is_of_softmax(v, self._softmax_classes) for v in made)
+        return bool(made) and all(self._is_of(v, by, self._classes(by)) for v in made)
 
-    def _is_of_softmax(self, value: ast.expr, classes: Collection[str] = ()) -> bool:
+    def _is_of(self, value: ast.expr, by: str, classes: Collection[str] = ()) -> bool:
         """classes: those of the module whose forward returns one."""
         if not isinstance(value, ast.Call):
             return False
-        if self.means(value.func, _SOFTMAX) or method_of(value) == "softmax":
+        if self.means(value.func, by) or method_of(value) == by:
             return True
         if source_text(value.func) == "self":
             return self._class_around(value) in classes
@@ -81,8 +85,8 @@ class TrainingCode:
             is_sent = method_of(made) in ("to", "cuda")
             model = made.func.value if is_sent else made  # type: ignore[attr-defined]
             last = model.args[-1] if isinstance(model, ast.Call) and model.args else None
-            if isinstance(last, ast.Call) and self.means(model, ("torch.nn.Sequential()",)):
-                return self.means(last.func, ("torch.nn.Softmax",))
+            if isinstance(last, ast.Call) and self.means(model, "sequential"):
+                return self.means(last, by)
             if called_name(model) in classes:
                 return True
         return False
@@ -93,21 +97,22 @@ class TrainingCode:
                   and c.lineno <= node.lineno <= (c.end_lineno or 0)]  # fmt: skip
         return max(around, key=lambda each: each.lineno).name if around else ""
 
-    @cached_property
-    def _softmax_classes(self) -> set[str]:
-        """Classes whose forward returns a softmax in every case."""
-        found: set[str] = set()
+    def _classes(self, by: str) -> set[str]:
+        """Classes whose forward returns a softmax (or a sigmoid) in every case."""
+        if by in self._activated:
+            return self._activated[by]
+        found = self._activated[by] = set()
         for node in nodes_below(self.tree):
             for part in node.body if isinstance(node, ast.ClassDef) else ():
                 if isinstance(part, ast.FunctionDef) and part.name == "forward":
                     values = [n.value for n in nodes_below(part) if isinstance(n, ast.Return)]
-                    if values and all(v is not None and self._is_of_softmax(v) for v in values):
+                    if values and all(v is not None and self._is_of(v, by) for v in values):
                         found.add(node.name)  # type: ignore[attr-defined]
         return found
 
 
 @cache
-def _lasts(names: tuple[str, ...]) -> frozenset[str]:
+def _lasts(names: frozenset[str]) -> frozenset[str]:
     """The last parts of qualified names."""
     return frozenset(name.rstrip("()").rpartition(".")[2] for name in names)
 

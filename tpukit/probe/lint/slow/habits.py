@@ -8,10 +8,11 @@ by itself: for an fp16 Accelerator, collectives on one rank, and what waits in e
 import ast
 import re
 import sys
-from functools import cached_property
+from functools import cache, cached_property
 
-from tpukit.knowledge.calls import rules
+from tpukit.knowledge.calls import name_group, rules
 from tpukit.probe.lint.finding import ModuleFinding, by_rule
+from tpukit.probe.lint.guards import early_test
 from tpukit.probe.lint.names import Names, Scope, imported_roots
 from tpukit.probe.lint.slow.loaders import Loaders
 from tpukit.probe.lint.slow.steps import Emit, Steps
@@ -20,44 +21,41 @@ from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOADERS,
     LOOPS,
+    NAMED,
     argument,
     called_here,
     called_name,
     children,
     functions_that,
+    holder,
     nodes_below,
     own_nodes,
     source_text,
 )
 
-_COLLECTIVES = tuple(
-    f"torch_xla.core.xla_model.{name}"
-    for name in (
-        "rendezvous", "mesh_reduce", "all_reduce", "all_gather", "reduce_gradients",
-        "optimizer_step", "broadcast_master_param", "all_to_all", "reduce_scatter",
-    )
-)  # fmt: skip
-_WAITS_FOR_ALL = (
-    "barrier", "all_reduce", "all_gather", "all_gather_object", "broadcast", "reduce", "gather",
-    "scatter", "reduce_scatter", "all_gather_into_tensor", "broadcast_object_list",
-)  # fmt: skip
-"""Collectives of torch.distributed."""
 _MADE = ("Accelerator", "GradScaler", "DataLoader", "pad_sequence")
 _PAIRED = ("rendezvous", "barrier", "wait_for_everyone")
 """Two in a function, one of them on the other ranks, let one rank go first."""
-_ACCELERATE_COLLECTIVES = (
-    "gather", "gather_for_metrics", "reduce", "wait_for_everyone",
-    "pad_across_processes", "get_state_dict",
-)  # fmt: skip
-_ALL_METHODS = frozenset(
-    (*_ACCELERATE_COLLECTIVES, *_WAITS_FOR_ALL, *(name.rpartition(".")[2] for name in _COLLECTIVES))
-)
 _MASTER = re.compile(
-    r"is_master_ordinal|is_main_process|is_master|is_rank_?(?:0|zero)|main_process|"
-    r"(?:ordinal|rank|get_ordinal|process_index)(?:\([^)]*\))?\s*(?:==|<=)\s*0|0\s*==\s*\w*rank|"
+    r"is_master_ordinal|is_main_process|is_ma(?:in|ster)\b|is_rank_?(?:0|zero)|ma(?:in|ster)_process|"
+    r"(?:ordinal|rank|process_index|\bgpu(?:_id)?)(?:\([^)]*\))?\s*(?:==|<=)\s*0|0\s*==\s*\w*rank|"
     r"not\s+\w*rank\b|not\s+\w*ordinal\b"
 )
 _RANK = re.compile(r"rank|ordinal|main_process|master|process_index", re.I)
+_ONE_RANK = re.compile(
+    r"rank|ordinal|(?<!__)main|master|process|proc_|gpu|device|distributed|ddp|local|primary|chief|save"
+    r"|writ|verbose|log|fsdp|world",
+    re.I,
+)
+"""A test that may hold on one rank alone."""
+_SHARE = re.compile(r"DistributedSampler\(\s*(?:dataset=)?\w*(?:val|test|eval|dev)", re.I)
+_AGREES = re.compile(
+    r"all_reduce|all_gather|broadcast|\breduce\(|gather\(|AverageMeter|torchmetrics"
+)
+_OWN_LOSS = re.compile(r"early|patience|no_improve|stop", re.I)
+"""A test of a rank's own metric."""
+_EVALUATES = re.compile(r"eval|valid|test|predict|infer|generat|bleu", re.I)
+_MODEL = re.compile(r"(?:self\.)?\w*(?:model|net)\w*", re.I)
 _OTHERS = re.compile(r"\bnot\s+(?:[\w.]+\.)?is_\w+")
 _ON_GPUS = re.compile(r"deepspeed|@require_(?:cuda|gpu|multi_gpu|fp16|non_cpu)", re.I)
 """Text of a module that runs on GPUs alone."""
@@ -99,6 +97,7 @@ def find_habits(module: Module, names: Names, *, to_xla: bool = False) -> list[M
     visitor = _Visitor(module.text, module.tree, names, emit, uses_xla, has_steps)
     visitor.walk(module.tree, names.module)
     visitor.loops_left()
+    visitor.saved_by_all()
     if uses_xla:
         _unsynchronised_steps(module, module.tree, names, emit)
     return found
@@ -114,6 +113,7 @@ class _Visitor:
         self.emit = emit
         self.uses_xla = uses_xla
         self._tree = tree
+        self._text = text
         self._steps = Steps(tree, names, emit, uses_xla)
         self._has_steps = has_steps
         self._in_stand_in = False
@@ -121,12 +121,38 @@ class _Visitor:
         self.has_fixed_length = "model_max_length" in text
         """Whether the module pads to the length that the model takes."""
         self.pads_to_a_length = _ONE_LENGTH.search(text) is not None
+        self._calls: list[tuple[str, str]] = []
+        """Function, and what it calls on any rank."""
+        self._saves: list[tuple[ast.Call, str]] = []
+        """Calls of `torch.save` on any rank, and their functions."""
+        self._function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
         self._is_paired = _are_paired(tree)
         """Whether the module's own statements have two rendezvous; functions have their own."""
 
     @cached_property
     def _loaders(self) -> Loaders:
         return Loaders(self._tree, self.names)
+
+    @cached_property
+    def _wraps(self) -> list[ast.Call]:
+        if "DataParallel" not in self._text:
+            return []
+        calls = [n for n in nodes_below(self._tree) if isinstance(n, ast.Call)]
+        return [call for call in calls if self._is_one(self.names.anywhere(call.func), "()")]
+
+    def _is_one(self, meanings: list[str], brackets: str = "") -> bool:
+        return any(f"{meaning}{brackets}" in name_group("runs-together") for meaning in meanings)
+
+    @cached_property
+    def _evaluates_apart(self) -> bool:
+        """Whether each rank evaluates its share of the data, and no rank learns of the others'."""
+        is_apart = bool(self._wraps) and _SHARE.search(self._text)
+        return bool(is_apart) and not _AGREES.search(self._text)
+
+    @cached_property
+    def _run_models(self) -> set[str]:
+        """Functions of the module that run a model that they are given."""
+        return functions_that(self._tree, _runs_a_model)
 
     @cached_property
     def _waiting(self) -> set[str]:
@@ -138,11 +164,31 @@ class _Visitor:
         if not isinstance(node, ast.Call):
             return False
         method = called_name(node)
-        name = next(iter(self.names.anywhere(node.func)), "") if method in _ALL_METHODS else ""
-        is_xla = name in _COLLECTIVES and argument(node, "master_only") is None
-        is_torch = name.startswith("torch.distributed.") and method in _WAITS_FOR_ALL
-        is_accelerate = "Accelerator()" in name and method in _ACCELERATE_COLLECTIVES
-        return is_xla or is_torch or is_accelerate
+        if method in _collective_methods():
+            name = next(iter(self.names.anywhere(node.func)), "")
+            if name in name_group("xla-collective") and argument(node, "master_only") is None:
+                return True
+            if name.startswith("torch.distributed.") and method in name_group("torch-collective"):
+                return True
+            if "Accelerator()" in name and method in name_group("accelerate-collective"):
+                return True
+        return bool(self._wraps) and holder(node) == "self" and self._is_wrapped(node.func)
+
+    def _is_wrapped(self, model: ast.expr, scope: Scope | None = None) -> bool:
+        """Whether an expression is a model that every rank runs together, from its wrap on."""
+        if not isinstance(model, NAMED) or model.lineno <= self._wraps[0].lineno:
+            return False
+        return self._is_one(self.names.resolve(model, scope or self.names.module))
+
+    def _runs_wrapped(self, node: ast.AST, scope: Scope | None) -> bool:
+        """Whether a call runs such a model, or hands it to a function of the module that does."""
+        if not self._wraps or not isinstance(node, ast.Call):
+            return False
+        given = (*node.args, *(k.value for k in node.keywords))
+        name = called_here(node)
+        runs = name in self._run_models
+        runs |= name in self.names.followed and bool(_EVALUATES.search(name))  # another module's
+        return any(self._is_wrapped(m, scope) for m in (node.func, *(given if runs else ())))
 
     def loops_left(self) -> None:
         """A loop in which ranks meet, and which rank 0 alone leaves."""
@@ -150,9 +196,9 @@ class _Visitor:
             if not isinstance(loop, LOOPS):
                 continue
             own = list(own_nodes(loop.body, (*FUNCTIONS, *LOOPS)))
-            tests = [
-                n for n in own if isinstance(n, ast.If) and _MASTER.search(source_text(n.test))
-            ]
+            leaves = (_MASTER, _OWN_LOSS)[: 1 + self._evaluates_apart]
+            tests = [n for n in own if isinstance(n, ast.If)
+                     and any(test.search(source_text(n.test)) for test in leaves)]  # fmt: skip
             for test in tests:
                 left, stays = ([n for n in own_nodes(b, LOOPS) if isinstance(n, ast.Break)]
                                for b in (test.body, test.orelse))  # fmt: skip
@@ -160,16 +206,17 @@ class _Visitor:
                     old = f"break under `if {source_text(test.test)[:40]}`"
                     self.emit(left[0], "rank-leaves-loop", old)
 
-    def _meets(self, node: ast.AST) -> bool:
-        return self._waits(node) or called_here(node) in self._waiting
+    def _meets(self, node: ast.AST, scope: Scope | None = None) -> bool:
+        runs = self._runs_wrapped(node, scope)
+        return runs or self._waits(node) or called_here(node) in self._waiting
 
     def walk(self, node: ast.AST, scope: Scope, under: tuple[str, ...] = ()) -> None:
         """`under`: the conditions that must hold for this node to run."""
         for child in children(node):
             inner = self.names.scopes.get(child, scope)
-            outer = self._is_paired, self._in_stand_in
+            outer = self._is_paired, self._in_stand_in, self._function
             if isinstance(child, FUNCTIONS):
-                self._is_paired = _are_paired(child)
+                self._is_paired, self._function = _are_paired(child), child
             elif isinstance(child, ast.ClassDef):
                 self._in_stand_in |= _stands_in(child)
             if isinstance(child, ast.Call):
@@ -184,12 +231,14 @@ class _Visitor:
                 self.walk_if(child, inner, under)
             else:
                 self.walk(child, inner, under)
-            self._is_paired, self._in_stand_in = outer
+            self._is_paired, self._in_stand_in, self._function = outer
 
     def walk_if(self, node: ast.If, scope: Scope, under: tuple[str, ...]) -> None:
         test = source_text(node.test)
         self.walk(ast.Expression(node.test), scope, under)
-        if _MASTER.search(test) and any(map(self._meets, nodes_below(ast.Module(node.orelse, [])))):
+        if _MASTER.search(test) and any(
+            self._meets(n, scope) for n in nodes_below(ast.Module(node.orelse, []))
+        ):
             test = ""  # the other ranks meet it in their own branch
         self.walk(ast.Module(node.body, []), scope, (*under, test))
         self.walk(ast.Module(node.orelse, []), scope, (*under, f"not ({test})"))
@@ -199,7 +248,9 @@ class _Visitor:
         meanings = self.names.resolve(node.func, scope) if is_known else ()
         name = meanings[0] if len(meanings) == 1 else ""
         self._accelerator(node, name, under)
-        self._under_master(node, under)
+        self._under_master(node, scope, under)
+        if self._wraps or "accelerator.prepare(" in self._text:
+            self._reach(node, under)
         if self.uses_xla:
             self._scaler(node, name, under)
             self._shapes(node, name)
@@ -212,16 +263,39 @@ class _Visitor:
         if isinstance(value, ast.Constant) and value.value == "fp16":
             self.emit(node.func, "fp16-accelerator", 'Accelerator(mixed_precision="fp16")')
 
-    def _under_master(self, node: ast.Call, under: tuple[str, ...]) -> None:
+    def _under_master(self, node: ast.Call, scope: Scope, under: tuple[str, ...]) -> None:
         tests = [t for t in under if not t.startswith("not (") and _MASTER.search(t)]
         if not tests or self._in_stand_in:
             return
         method = called_name(node)
         if method in _PAIRED and self._is_paired:
             return
-        if self._meets(node):
+        if self._meets(node, scope):
             old = f"{method}() under `if {tests[-1][:40]}`"
             self.emit(node.func, "collective-under-master", old)
+
+    def _reach(self, node: ast.Call, under: tuple[str, ...]) -> None:
+        """Notes what every rank calls, and what it saves to one file."""
+        if any(map(_ONE_RANK.search, under)):
+            return
+        where = self._function.name if self._function else ""
+        given = [a.id for a in node.args if isinstance(a, ast.Name)]  # `spawn(main)`
+        self._calls += [(where, name) for name in (called_name(node), *given)]
+        if "torch.save" in self.names.anywhere(node.func):
+            tests = [n.test for n in nodes_below(self._function or self._tree)
+                     if isinstance(n, ast.If) and early_test(n) is not None]  # fmt: skip
+            is_one = any(_ONE_RANK.search(source_text(test)) for test in tests)
+            if not is_one and not _RANK.search(source_text(node) + where):
+                self._saves.append((node, where))
+
+    def saved_by_all(self) -> None:
+        """Files that every rank writes at once."""
+        reached = {""}
+        while more := {to for by, to in self._calls if by in reached} - reached:
+            reached |= more
+        for node, where in self._saves:
+            if where in reached:
+                self.emit(node.func, "saves-on-every-rank", source_text(node)[:60])
 
     def _scaler(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
         known = ("torch.cuda.amp.GradScaler", "torch.amp.GradScaler")
@@ -309,8 +383,18 @@ def _are_paired(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> bo
     return len(sides) > 1
 
 
+@cache
+def _collective_methods() -> frozenset[str]:
+    groups = (name_group(f"{package}-collective") for package in ("xla", "torch", "accelerate"))
+    return frozenset(name.rpartition(".")[2] for group in groups for name in group)
+
+
+def _runs_a_model(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and bool(_MODEL.fullmatch(source_text(node.func)))
+
+
 def _stands_in(node: ast.ClassDef) -> bool:
     """A class with methods named like collectives takes torch_xla's or accelerate's place."""
-    collectives = {name.rpartition(".")[2] for name in _COLLECTIVES}
     methods = {part.name for part in node.body if isinstance(part, FUNCTIONS)}
-    return bool(methods & (collectives | set(_ACCELERATE_COLLECTIVES)))
+    known = {name.rpartition(".")[2] for name in name_group("xla-collective")}
+    return not methods.isdisjoint(known | name_group("accelerate-collective"))

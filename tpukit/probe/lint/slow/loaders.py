@@ -21,6 +21,7 @@ _KEPT_WHOLE = re.compile(
 )
 _TRAINING = re.compile(r"(?<!s)train|(?:^|_)trn?(?:$|_)")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SHUFFLES = re.compile(r"(?:Distributed|Random)Sampler\((?!.*shuffle=(?!True))")
 _DATA = ("dataset", "sampler")
 
 
@@ -40,6 +41,9 @@ class Loaders:
         shuffle = argument(call, "shuffle", 2)
         values = self._names.possible(shuffle) if shuffle else []
         shuffles = any(isinstance(value, ast.Constant) and value.value for value in values)
+        sampler = argument(call, "sampler")
+        shares = self._names.possible(sampler) if sampler else []
+        shuffles |= any(_SHUFFLES.search(source_text(value)) for value in shares)
         return bool(_TRAINING.search(words)) or shuffles or self._is_trained_on(call)
 
     def _words(self, call: ast.Call) -> Iterator[str]:
