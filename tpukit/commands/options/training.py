@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 DEFAULT_EPOCHS = 10
 """Epochs of a task that names neither epochs nor steps."""
+RESERVED = frozenset(("name", "source"))
+"""What a run's config.toml keeps of the task itself, beside its settings."""
 HARDWARE = "Hardware"
 DECIDING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", EMULATED_KERNELS)
 """Environment variables that decide the hardware; the command that resumes a run sets them too."""
@@ -131,7 +133,7 @@ class GivenSettings:
         else:
             cls = find_task(task) if isinstance(task, str) else own_class(task)
         file = {name: value for name, value in self.file.task.items()
-                if name not in ("name", "source")}  # fmt: skip
+                if name not in RESERVED}  # fmt: skip
         name = self.preset or self._preset_for_cpu(cls, {**file, **self.task}, kind)
         preset = cls.presets.get(name or "", Preset())
         _refuse_hardware_kind(cls, name, preset)
@@ -144,6 +146,11 @@ class GivenSettings:
             settings = {**preset.task, **file, **self.task}
             data_path = merge(*layers).get("data_path", default_data_path(cls))
             built, settings = make_task(cls, settings, data_path), recordable(settings)
+        if taken := RESERVED & settings.keys():
+            raise ConfigError(
+                f"Task {cls.name!r}: a setting cannot be called {taken.pop()!r}.",
+                "config.toml keeps the task itself there: rename the parameter.",
+            )
         layers = [{"data_path": data_path}, *layers, task_defaults(built)]
         config = resolve(*layers, name=option_name)
         folder = Path(config.results_dir or default_folder(cls))
