@@ -13,7 +13,7 @@ from tpukit.probe.logs.explanations import Explanation
 from tpukit.probe.logs.log_source import LogSource, encoding_of
 from tpukit.probe.logs.log_text import Line, clean_lines, drop_updates
 from tpukit.probe.logs.matching import Matcher
-from tpukit.probe.logs.raised_causes import explain_raised
+from tpukit.probe.logs.raised_causes import explain_raised, explain_told
 from tpukit.probe.logs.ranking import StepsSeen, ranked
 from tpukit.probe.logs.tracebacks import TracebackReader
 
@@ -26,6 +26,7 @@ _DIGITS = {ord(c): None for c in "0123456789.,:-+ "}
 _ESCAPED = "\\n"
 """A newline as experiment trackers write it into one line."""
 _JSON_TEXTS = ("data", "event", "log", "message", "msg", "text", "textPayload", "MESSAGE")
+_JSON_ERRORS = ("error", "exception", "detail", "reason")
 _ERROR_LINE = re.compile(
     r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Failure)\b(?::|$)"
     r"|(?i:\b(?:fatal|error|failed|failure|abort(?:ed)?|segmentation fault|core dumped)\b)"
@@ -77,6 +78,9 @@ class LogExplainer:
         found += explain_raised(
             chains, self._matcher.entries, self._matcher.known_lines(), self._releases
         )
+        if not any(e.role == "cause" and not e.mild for e in found):
+            told = [*self._tracebacks.told, *self._tracebacks.latest]
+            found += explain_told(told, self._matcher.entries, self._releases)
         return ranked(found, self._progress)
 
 
@@ -196,7 +200,10 @@ def _unpack_line(line: str) -> str:
     if stripped[:1] == "{":
         value = _load(stripped.rstrip("]"))
         texts = [value.get(key) for key in _JSON_TEXTS] if isinstance(value, dict) else []
-        return next((text.rstrip("\n") for text in texts if isinstance(text, str)), line)
+        texts = [text.rstrip("\n") for text in texts if isinstance(text, str)][:1]
+        failed = [value.get(key) for key in _JSON_ERRORS] if isinstance(value, dict) else []
+        texts += [f"error: {text}" for text in failed if text and isinstance(text, str)]
+        return "\n".join(texts) or line
     if _ESCAPED in line and "Traceback (most recent call" in line:
         return line.replace(_ESCAPED, "\n").replace('\\"', '"').replace("\\'", "'")
     return line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -61,6 +62,7 @@ _OF_A_MODULE = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*(?:Error|Exception): [A-Z]{2
 indented."""
 _CLASSLESS = [(re.compile(row["form"]), row["name"], row["counts"]) for row in _FORMS["form"]]
 """Failures without a class: the form, the name and where it counts."""
+_WORDINGS = [(re.compile(row["form"]), row["name"]) for row in _FORMS["wording"]]
 _UNFINISHED = re.compile(
     r"(?:\b(?:from|the|an?|of|with|for|to|and|argument|attribute|named|name)|[,(]"
     r"|cannot import name '\w+'|\(look up to see its traceback\):"
@@ -69,7 +71,27 @@ _UNFINISHED = re.compile(
 """End of a message that the program (or a terminal) has wrapped."""
 _WARNING = re.compile(r"\w*Warning$")
 _SAID = ("said", "hard")
+_WITHOUT_CLASS = (
+    "", "error", "compiler error", "exception in a process", "failed check", "terminate"
+)  # fmt: skip
+"""Names of failures without a class."""
+_SAYS = re.compile(
+    r"(?i)\b(?:error|fail(?:ed|ure|s|ing)?|exception|crash(?:ed|es)?|abort(?:ed|ing)?|fatal|bug"
+    r"|stopped|cannot|can't|could ?n[o']t|unable)\b|[❌✗✘]|报错|错误|失败|异常"
+)
+"""What a program says where it tells of an exception in its own words."""
+_FIELD = re.compile(
+    r"(?i:(?:error|exception|message|detail|msg|reason|stderr)['\"]?\s*[:=]\s*)"
+    r"(?P<quote>['\"])(?P<message>.{12,})(?P=quote)(?P<name>)"
+)
+"""A field of a record: `"error": "..."`."""
+_PLAIN = str.maketrans("‘’“”", "''\"\"")
+_NAMED_WITHIN = re.compile(
+    r"(?<![\w.])(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)): "
+    r"(?P<message>(?![-+]?\d|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)"
+)
 _MOST_RAISED = 2000
+_MOST_TOLD = 60
 _MOST_FRAMES = 400
 _MOST_SILENT = 60
 _MOST_SOURCE = 5
@@ -150,12 +172,19 @@ class Raised:
     """A launcher's report of another process's exception, which follows."""
     is_handled: bool = False
     """The line above its traceback says that the program goes on without it."""
+    is_told: bool = False
+    """A program tells of a failure in its own words, perhaps without the class."""
 
     def add_detail(self, text: str, number: int) -> None:
         """Adds the line after the last one, if there are not too many."""
         if len(self.details) < _MOST_DETAILS:
             self.details = f"{self.details}\n{text}" if self.details else text
             self.last_line = number
+
+    @property
+    def has_class(self) -> bool:
+        """Whether the log names its class, where the reader gives it no name of its own."""
+        return self.name not in _WITHOUT_CLASS
 
     @property
     def class_name(self) -> str:
@@ -216,6 +245,10 @@ class TracebackReader:
 
     def __init__(self) -> None:
         self.raised: list[Raised] = []
+        self.told: list[Raised] = []
+        """Lines on which a program may tell of an exception in its own words."""
+        self.latest: deque[Raised] = deque(maxlen=_MOST_TOLD // 2)
+        """The last lines that may be an exception's message alone."""
         self._readers: dict[str, _Reader] = {}
 
     def feed(self, lines: Iterable[Line]) -> None:
@@ -261,11 +294,23 @@ class TracebackReader:
             reader.awaits_code = False
         elif reader.is_open and reader.frames and _MARKERS.match(text):
             reader.frames[-1].marks = text
-        elif last and last.last_line + 1 == line.number and not (line.level or reader.is_open):
+        else:
+            self._tell(line, text, reader)
+
+    def _tell(self, line: Line, text: str, reader: _Reader) -> None:
+        """Keeps a line below an exception with it, and one that may tell of another."""
+        last = reader.last
+        if last and last.last_line + 1 == line.number and not (line.level or reader.is_open):
             last.add_detail(text, line.number)
+        elif (told := _told(line, text, reader.before)) is not None:
+            if not told.is_told:
+                self.latest.append(told)
+            elif len(self.told) < _MOST_TOLD:
+                self.told.append(told)
 
     def _add(self, name: str, message: str, line: Line, reader: _Reader) -> None:
-        raised = Raised(name, message.strip(), line, reader.frames, reader.first_line, line.number)
+        message = message.strip().translate(_PLAIN)
+        raised = Raised(name, message, line, reader.frames, reader.first_line, line.number)
         if reader.is_open:
             raised.is_handled = reader.is_handled
         else:
@@ -307,8 +352,35 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
         if match is None or (levels in _SAID and is_quoted(line, match.start("message"))):
             continue
         if levels != "hard" or not _SOFT.search(f"{reader.before} {text}"):
-            return name or match["name"], match["message"]
+            found_name = name or match["name"]
+            is_open = found_name not in _WITHOUT_CLASS
+            said = match["message"]
+            return (found_name, said) if is_open else _classified(found_name, said)
     return None
+
+
+def _told(line: Line, text: str, before: str) -> Raised | None:
+    """An exception that a program tells of in its own words, unless it goes on without it."""
+    if line.level in ("W", "I") or line.indented or _SOFT.search(f"{before} {text}"):
+        return None
+    found = _NAMED_WITHIN.search(text)
+    if found is None or is_quoted(line, found.start()):
+        found = _FIELD.search(text)
+    name, message = (found["name"], found["message"]) if found else ("", text)
+    is_told, message = bool(line.level or _SAYS.search(text)), message.translate(_PLAIN)
+    class_name, said = (name, message) if name else _classified("", message)
+    is_own = is_told or said == message
+    if is_own and not is_quoted(line._replace(text=message), len(message) - len(said)):
+        name, message = class_name, said
+    return Raised(name, message.rstrip("`* "), line, first_line=line.number, is_told=is_told)
+
+
+def _classified(name: str, message: str) -> tuple[str, str]:
+    """The class that a message's wording fixes, and the message from there; else what is given."""
+    for form, class_name in _WORDINGS:
+        if match := form.search(message):
+            return class_name, message[match.start() :]
+    return name, message
 
 
 def _counts(line: Line, levels: str) -> bool:
