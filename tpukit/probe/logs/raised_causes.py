@@ -53,9 +53,7 @@ def explain_raised(
 
 
 def explain_told(
-    told: Iterable[Raised],
-    entries: Sequence[KnownError],
-    releases: Mapping[str, str],
+    told: Iterable[Raised], entries: Sequence[KnownError], releases: Mapping[str, str]
 ) -> list[Explanation]:
     """The first exception that a program tells of in its own words: without its class, that of a
     rule whose own words stand in the message."""
@@ -71,11 +69,7 @@ def explain_told(
 def _matched_told(rule: KnownError, raised: Raised) -> dict[str, str] | None:
     """What a rule captures in a message that may have lost its class, or stand behind words of a
     program's own; None where too little of the rule's text is there."""
-    if (
-        rule.frames
-        or rule.topic == "words"
-        or (raised.has_class and not _is_of_class(rule, raised))
-    ):
+    if rule.frames or rule.topic == "words":
         return None
     line = raised.line._replace(text=raised.message[:2000])
     for expression in rule.message:
@@ -180,7 +174,7 @@ def _breadth(rule: KnownError) -> tuple[bool, bool, bool, bool]:
 
 def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
     """What a rule's expression captures in this exception's message; None where it differs."""
-    if not _is_of_class(rule, raised):
+    if "*" not in rule.exception and raised.class_name not in rule.exception:
         return None
     if rule.frames and not (
         any(part in raised.name for part in rule.frames)
@@ -200,10 +194,6 @@ def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
         if match is not None:
             return {name: value for name, value in match.groupdict().items() if value}
     return None
-
-
-def _is_of_class(rule: KnownError, raised: Raised) -> bool:
-    return "*" in rule.exception or raised.class_name in rule.exception
 
 
 def _is_in(frame: Frame, parts: Sequence[str]) -> bool:
