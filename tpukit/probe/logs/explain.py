@@ -65,11 +65,11 @@ class LogExplainer:
         """The explanations: causes first, then consequences, warnings and harmless messages."""
         found = self._matcher.unreplaced()
         chains = self._tracebacks.last_of_chains()
-        found += explain_raised(
-            chains, self._matcher.entries, self._matcher.known_lines(), self._releases
-        )
+        known = self._matcher.known_lines()
+        found += explain_raised(chains, self._matcher.entries, known, self._releases)
         if not any(e.role == "cause" and not e.mild for e in found):
-            told = [*self._tracebacks.told, *self._tracebacks.latest]
+            lines = (*self._tracebacks.told, *self._tracebacks.latest)
+            told = [raised for raised in lines if raised.line.number not in known]
             found += explain_told(told, self._matcher.entries, self._releases)
         return ranked(found, self._progress)
 
