@@ -13,7 +13,7 @@ from tpukit.probe.logs.log_source import LogSource, encoding_of
 from tpukit.probe.logs.log_text import Line, clean_lines, drop_updates
 from tpukit.probe.logs.matching import Matcher
 from tpukit.probe.logs.quoting import LINES
-from tpukit.probe.logs.raised_causes import explain_raised, explain_told
+from tpukit.probe.logs.raised_causes import explain_logged, explain_raised
 from tpukit.probe.logs.ranking import StepsSeen, ranked
 from tpukit.probe.logs.tracebacks import TracebackReader
 
@@ -68,9 +68,9 @@ class LogExplainer:
         known = self._matcher.known_lines()
         found += explain_raised(chains, self._matcher.entries, known, self._releases)
         if not any(e.role == "cause" and not e.mild for e in found):
-            lines = (*self._tracebacks.told, *self._tracebacks.latest)
-            told = [raised for raised in lines if raised.line.number not in known]
-            found += explain_told(told, self._matcher.entries, self._releases)
+            lines = (*self._tracebacks.logged, *self._tracebacks.latest)
+            logged = [raised for raised in lines if raised.line.number not in known]
+            found += explain_logged(logged, self._matcher.entries, self._releases)
         return ranked(found, self._progress)
 
 

@@ -52,21 +52,21 @@ def explain_raised(
     return list(found.values())[:_MOST_CAUSES]
 
 
-def explain_told(
-    told: Iterable[Raised], entries: Sequence[KnownError], releases: Mapping[str, str]
+def explain_logged(
+    logged: Iterable[Raised], entries: Sequence[KnownError], releases: Mapping[str, str]
 ) -> list[Explanation]:
-    """The first exception that a program tells of in its own words: without its class, that of a
+    """The first exception that a program reports in its own words: without its class, that of a
     rule whose own words stand in the message."""
     rules = sorted((entry for entry in entries if entry.exception), key=_breadth)
-    for raised in told:
+    for raised in logged:
         for rule in rules:
-            match = _matched(rule, raised) if raised.name else _matched_told(rule, raised)
+            match = _matched(rule, raised) if raised.name else _matched_logged(rule, raised)
             if match is not None:
                 return [_answer(raised, rule, match, releases)]
     return []
 
 
-def _matched_told(rule: KnownError, raised: Raised) -> dict[str, str] | None:
+def _matched_logged(rule: KnownError, raised: Raised) -> dict[str, str] | None:
     """What a rule captures in a message that may have lost its class, or stand behind words of a
     program's own; None where too little of the rule's text is there."""
     if rule.frames or rule.topic == "words":
@@ -74,7 +74,7 @@ def _matched_told(rule: KnownError, raised: Raised) -> dict[str, str] | None:
     line = raised.line._replace(text=raised.message[:2000])
     for expression in rule.message:
         match = expression.search(line.text)
-        if match is None or not (raised.name or raised.is_told or not match.start()):
+        if match is None or not (raised.name or raised.is_logged or not match.start()):
             continue
         is_own = any(part in match[0].lower() for part in _own_words(expression.pattern))
         if is_own and not is_quoted(line, match.start()):
@@ -84,7 +84,7 @@ def _matched_told(rule: KnownError, raised: Raised) -> dict[str, str] | None:
 
 @cache
 def _own_words(pattern: str) -> list[str]:
-    """The longer fixed texts of an expression, one of which tells that a message is its own."""
+    """The longer fixed texts of an expression, one of which shows that a message is its own."""
     fixed = _FIXED.findall(_VARYING.sub(lambda match: match[1] or "\0", pattern))
     texts = (re.sub(r"\\(.)", r"\1", part).lower() for part in fixed)
     return [text for text in texts if len(text) >= _OWN_WORDS and " " in text.strip()]
@@ -138,7 +138,7 @@ def _explanation(
     for rule in rules:
         match = _matched(rule, raised)
         if match is None and raised.name == "error":
-            match = _matched_told(rule, raised)
+            match = _matched_logged(rule, raised)
         if match is not None:
             return _answer(raised, rule, match, releases)
     entry = {"error": REPORTED, "compiler error": REPORTED}.get(
@@ -156,7 +156,9 @@ def _answer(
     is_sure = raised.frames or raised.name in _NATIVE
     confidence: Confidence = "probable" if is_sure else "possible"
     is_mentioned = raised.name == "ImportError" and raised.name not in raised.line.text
-    is_weak = raised.class_name in _AFTERMATH or entry is REPORTED or is_mentioned or raised.is_told
+    is_weak = (
+        raised.class_name in _AFTERMATH or entry is REPORTED or is_mentioned or raised.is_logged
+    )
     return Explanation(
         entry, raised.line.number, shorten(raised.line.text, 300),
         particulars(raised, captures, entry, releases), 1, entry.role,

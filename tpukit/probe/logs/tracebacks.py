@@ -35,10 +35,10 @@ _WITHOUT_CLASS = (
 )  # fmt: skip
 """Names of failures without a class."""
 _SAYS = re.compile(line_words("says"))
-"""What a program says where it tells of an exception in its own words."""
+"""What a program says where it reports an exception in its own words."""
 _PLAIN = str.maketrans("‘’“”", "''\"\"")
 _MOST_RAISED = 2000
-_MOST_TOLD = 60
+_MOST_LOGGED = 60
 _MOST_FRAMES = 400
 _MOST_SILENT = 60
 _MOST_SOURCE = 5
@@ -110,8 +110,8 @@ class Raised:
     """A launcher's report of another process's exception, which follows."""
     is_handled: bool = False
     """The line above its traceback says that the program goes on without it."""
-    is_told: bool = False
-    """A program tells of a failure in its own words, perhaps without the class."""
+    is_logged: bool = False
+    """A program reports a failure in its own words, perhaps without the class."""
 
     def add_detail(self, text: str, number: int) -> None:
         """Adds the line after the last one, if there are not too many."""
@@ -183,9 +183,9 @@ class TracebackReader:
 
     def __init__(self) -> None:
         self.raised: list[Raised] = []
-        self.told: list[Raised] = []
-        """Lines on which a program may tell of an exception in its own words."""
-        self.latest: deque[Raised] = deque(maxlen=_MOST_TOLD // 2)
+        self.logged: list[Raised] = []
+        """Lines on which a program may report an exception in its own words."""
+        self.latest: deque[Raised] = deque(maxlen=_MOST_LOGGED // 2)
         """The last lines that may be an exception's message alone."""
         self._readers: dict[str, _Reader] = {}
 
@@ -233,18 +233,18 @@ class TracebackReader:
         elif reader.is_open and reader.frames and _MARKERS.match(text):
             reader.frames[-1].marks = text
         else:
-            self._tell(line, text, reader)
+            self._keep(line, text, reader)
 
-    def _tell(self, line: Line, text: str, reader: _Reader) -> None:
-        """Keeps a line below an exception with it, and one that may tell of another."""
+    def _keep(self, line: Line, text: str, reader: _Reader) -> None:
+        """Keeps a line below an exception with it, and one that may report another."""
         last = reader.last
         if last and last.last_line + 1 == line.number and not (line.level or reader.is_open):
             last.add_detail(text, line.number)
-        elif (told := _told(line, text, reader.before)) is not None:
-            if not told.is_told:
-                self.latest.append(told)
-            elif len(self.told) < _MOST_TOLD:
-                self.told.append(told)
+        elif (logged := _logged(line, text, reader.before)) is not None:
+            if not logged.is_logged:
+                self.latest.append(logged)
+            elif len(self.logged) < _MOST_LOGGED:
+                self.logged.append(logged)
 
     def _add(self, name: str, message: str, line: Line, reader: _Reader) -> None:
         message = message.strip().translate(_PLAIN)
@@ -294,10 +294,10 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
     return None
 
 
-def _told(line: Line, text: str, before: str) -> Raised | None:
-    """An exception that a program tells of in its own words, unless it goes on without it."""
-    is_told = bool(line.level or _SAYS.search(text))
-    is_mild = _SOFT.search(f"{before} {text}") or (not is_told and LINES["notice"].search(text))
+def _logged(line: Line, text: str, before: str) -> Raised | None:
+    """An exception that a program reports in its own words, unless it goes on without it."""
+    is_logged = bool(line.level or _SAYS.search(text))
+    is_mild = _SOFT.search(f"{before} {text}") or (not is_logged and LINES["notice"].search(text))
     if line.level in ("W", "I") or line.indented or is_mild:
         return None
     found = LINES["within"].search(text)
@@ -307,9 +307,9 @@ def _told(line: Line, text: str, before: str) -> Raised | None:
     message = message.translate(_PLAIN)
     class_name, said = _classified(name, message)
     start = len(message) - len(said)
-    if (is_told or not start) and not is_quoted(line._replace(text=message), start):
+    if (is_logged or not start) and not is_quoted(line._replace(text=message), start):
         name, message = class_name, said
-    return Raised(name, message.rstrip("`* "), line, first_line=line.number, is_told=is_told)
+    return Raised(name, message.rstrip("`* "), line, first_line=line.number, is_logged=is_logged)
 
 
 def _classified(name: str, message: str) -> tuple[str, str]:
