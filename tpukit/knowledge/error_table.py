@@ -87,9 +87,15 @@ def unknown_errors() -> list[KnownError]:
     return [KnownError(**row) for row in rows.values()]
 
 
+@cache
 def line_forms() -> dict[str, Any]:
     """The forms of frames and of failures that name no class; the table's head explains them."""
     return tomllib.loads(_FORMS.read_text(encoding="utf-8"))
+
+
+def line_words(name: str) -> str:
+    """The alternatives of one of that table's expressions."""
+    return "|".join(line_forms()["words"][name])
 
 
 def read_known_errors(own_files: Sequence[Path]) -> list[KnownError]:

@@ -80,7 +80,7 @@ def test_places_in_texts_are_filled_from_the_log():
         texts = [re.sub(r"\[\[.*?\]\](?!\])", "", text) for text in (entry.cause, entry.fix)]
         places = {name for text in texts for name in re.findall(r"\{(\w+)\}", text)}
         for expression in entry.message if entry.exception and not entry.regex else ():
-            assert places - {"raiser", "remedy"} <= set(expression.groupindex), entry.id
+            assert places - {"raiser", "remedy", "pip"} <= set(expression.groupindex), entry.id
     assert (
         "`kill 4711`"
         in explained("Exception: The TPU is already in use by process with pid 4711.")[0].fix

@@ -1,8 +1,10 @@
 # ruff: noqa: E501 - a case is one line
 """Which line of a log is called the cause: each rule with its near-miss."""
 
+import json
+
 import pytest
-from explained_logs import KEY_ERROR, OOM, TORCHRUN, causes, explained
+from explained_logs import KEY_ERROR, OOM, STEPS, TORCHRUN, causes, explained
 
 from tpukit.probe.logs.raised_causes import FAILED_CHECK, REPORTED, UNKNOWN
 
@@ -94,6 +96,45 @@ FrobError: odd"""
 )  # fmt: skip
 def test_failures_without_a_traceback(log, id):
     assert causes(log) == [id]
+
+
+KEYWORD = "Frob.run() got an unexpected keyword argument 'device'"
+
+
+@pytest.mark.parametrize(
+    ("log", "id"),
+    [
+        (f"Frob-OCR inference failed: {KEYWORD}", "keyword-not-taken"),
+        (f"2026-01-01 12:00:00.123 | ERROR    | frob.core:run:12 - {KEYWORD}", "keyword-not-taken"),
+        (f"\x1b[31m\x1b[1mERROR\x1b[0m \x1b[31m{KEYWORD}\x1b[0m", "keyword-not-taken"),
+        (f"> `{KEYWORD}`", "keyword-not-taken"),
+        (f"- **Error**: `TypeError: {KEYWORD}`", "keyword-not-taken"),
+        (f"[Bug]: TypeError: {KEYWORD} when training on two GPUs", "keyword-not-taken"),
+        (json.dumps({"status": "failed", "error": KEYWORD}), "keyword-not-taken"),
+        (f"Error code: 500 - {{'error': {{'message': \"{KEYWORD}\", 'type': 'server_error'}}}}", "keyword-not-taken"),
+        ("worker 3 stopped (ImportError: cannot import name 'frob' from 'torch') after 3 s", "name-not-in-module"),
+        ("Module Not Found Error: No module named ‘frob’", "module-not-found"),
+        ("[Frob] ERROR: Wheel URL not accessible: URL error: [Errno 101] Network is unreachable", "network-failed"),
+        ("run.sh: line 95: /data/frob/make.py: No such file or directory", "file-not-found"),
+        ("❌ Could not restore: Can't get attribute 'Frob' on <module '__main__'>", "unpickled-name-missing"),
+        ("Error: [Errno 13] Permission denied: '/data/x'", "permission-denied"),
+        ("Step failed: ReduceLROnPlateau.step() missing 1 required positional argument: 'metrics'", "scheduler-misused"),
+        ("Step failed: This StandardScaler instance is not fitted yet. Call 'fit' first.", "estimator-not-fitted"),
+    ],
+)  # fmt: skip
+def test_a_program_that_tells_of_an_exception_without_its_class(log, id):
+    assert causes(log) == [id]
+
+
+@pytest.mark.parametrize(
+    "log",
+    [f"{KEYWORD}, falling back to the CPU", f"INFO: frob failed: {KEYWORD}", f"Frob says: {KEYWORD}",
+     f"    return fail('{KEYWORD}')", f"Users may see that it failed: {KEYWORD}", "=" * 60,
+     "Using Flash Attention 3: efficient", "[Frob] ERROR: Check logs at: /data/frob/install.log",
+     f"Frob failed: {KEYWORD}\n{STEPS}"],
+)  # fmt: skip
+def test_words_of_a_program_that_tell_of_no_failure(log):
+    assert causes(log) == []
 
 
 @pytest.mark.parametrize(

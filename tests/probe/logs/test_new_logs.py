@@ -278,6 +278,12 @@ FAMILIES = {
     "folder-hides-package": ["AttributeError: partially initialized module 'wandb' has no attribute 'init' (most likely due to a circular import)"],
     "compiled-part-missing": ["ModuleNotFoundError: No module named 'pytorch3d._C'", "ModuleNotFoundError: No module named 'MultiScaleDeformableAttention'", "AttributeError: 'NoneType' object has no attribute 'CameraModelType'"],
     "package-of-the-same-name": ["AttributeError: module 'esm' has no attribute 'pretrained'"],
+    "missing-value-as-float": ["TypeError: argument of type 'float' is not iterable", "TypeError: expected string or bytes-like object, got 'float'", 'TypeError: can only concatenate str (not "float") to str'],
+    "jax-backend-unknown": ["RuntimeError: Unknown backend rocm. Available backends are ['cpu']", "RuntimeError: Unable to initialize backend 'rocm': Backend 'rocm' is not in the list of known backends: ['cpu', 'tpu']."],
+    "command-not-found": ["[Frob] ERROR: uv installed but executable not found"],
+    "shared-library-missing": ["Error loading onnxruntime_providers_cuda.dll: cublasLt64_13.dll is missing"],
+    "weight-name-unknown": ["Lora 'a.safetensors' contains unexpected module keys, it is likely that this Lora is for a different model : '['base_m..."],
+    "cuda-no-driver": ["RuntimeError: PyTorch is not able to access CUDA"],
     "path-of-another-system": ["NotImplementedError: cannot instantiate 'WindowsPath' on your system"],
 }  # fmt: skip
 """Further texts of an entry's family, each of which it must explain first."""
@@ -293,6 +299,8 @@ def test_family(id):
     ("text", "id"),
     [
         ("SyntaxError: invalid syntax", "syntax-error"),
+        ("AttributeError: 'float' object has no attribute 'to'", "attribute-of-plain-value"),
+        ("AttributeError: 'State' object has no attribute 'pos'", "attribute-not-in-object"),
         ("RuntimeError: The 'data' object was created by an older version of PyG. If this error occurred while loading an already existing dataset, remove the 'processed/' directory", "graph-data-old"),
         ("NotImplementedError: Could not run 'aten::frob' with arguments from the 'CUDA' backend", "operator-without-backend"),
         ("ValueError: fp16 mixed precision requires a GPU (not 'xla')", "fp16-on-xla"),
@@ -324,6 +332,9 @@ def test_a_text_that_only_looks_like_a_family(text, id):
         ("TypeError: OneHotEncoder.__init__() got an unexpected keyword argument 'sparse'", "sklearn 1.4 has it no more"),
         ("ModuleNotFoundError: No module named 'torchvision.transforms.functional_tensor'", "torchvision 0.17 has it no more"),
         ("AttributeError: 'LitModel' object has no attribute 'speed'", "install the release"),
+        ("AttributeError: type object 'frob._enums.Mode' has no attribute 'FAST'", "install the `frob` that it was written for"),
+        ("ModuleNotFoundError: No module named 'faiss'", "`python -m pip install faiss-cpu`"),
+        ("ValueError: --frob requires a newer GPU", "With `--frob` the program needs a newer GPU"),
     ],
 )  # fmt: skip
 def test_names_of_general_libraries(text, said):

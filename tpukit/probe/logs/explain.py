@@ -2,7 +2,6 @@
 
 import codecs
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,8 @@ from tpukit.probe.logs.explanations import Explanation
 from tpukit.probe.logs.log_source import LogSource, encoding_of
 from tpukit.probe.logs.log_text import Line, clean_lines, drop_updates
 from tpukit.probe.logs.matching import Matcher
-from tpukit.probe.logs.raised_causes import explain_raised
+from tpukit.probe.logs.quoting import LINES
+from tpukit.probe.logs.raised_causes import explain_logged, explain_raised
 from tpukit.probe.logs.ranking import StepsSeen, ranked
 from tpukit.probe.logs.tracebacks import TracebackReader
 
@@ -26,16 +26,7 @@ _DIGITS = {ord(c): None for c in "0123456789.,:-+ "}
 _ESCAPED = "\\n"
 """A newline as experiment trackers write it into one line."""
 _JSON_TEXTS = ("data", "event", "log", "message", "msg", "text", "textPayload", "MESSAGE")
-_ERROR_LINE = re.compile(
-    r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Warning|Interrupt|Exit|Failure)\b(?::|$)"
-    r"|(?i:\b(?:fatal|error|failed|failure|abort(?:ed)?|segmentation fault|core dumped)\b)"
-    r"(?!(?: \w+)?[:= ]+0\b)"
-)
-
-_FAILURE = re.compile(
-    r"(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Failure)\b(?::|$)"
-    r"|(?i:(?:[\w./-]+: )?(?:fatal(?: error)?|error): )"
-)
+_JSON_ERRORS = ("error", "exception", "detail", "reason")
 
 
 @dataclass(frozen=True)
@@ -74,9 +65,12 @@ class LogExplainer:
         """The explanations: causes first, then consequences, warnings and harmless messages."""
         found = self._matcher.unreplaced()
         chains = self._tracebacks.last_of_chains()
-        found += explain_raised(
-            chains, self._matcher.entries, self._matcher.known_lines(), self._releases
-        )
+        known = self._matcher.known_lines()
+        found += explain_raised(chains, self._matcher.entries, known, self._releases)
+        if not any(e.role == "cause" and not e.mild for e in found):
+            lines = (*self._tracebacks.logged, *self._tracebacks.latest)
+            logged = [raised for raised in lines if raised.line.number not in known]
+            found += explain_logged(logged, self._matcher.entries, self._releases)
         return ranked(found, self._progress)
 
 
@@ -99,7 +93,7 @@ def explain_log(source: LogSource, entries: Sequence[KnownError]) -> ExplainedLo
 
 def _is_failure(line: Line) -> bool:
     """Whether a line that no entry knows reports an error, not only speaks of one."""
-    return line.level in ("E", "F") or _FAILURE.match(line.text) is not None
+    return line.level in ("E", "F") or LINES["failure"].match(line.text) is not None
 
 
 @dataclass
@@ -112,7 +106,7 @@ class _Suspects:
     def look(self, lines: Sequence[Line]) -> None:
         if len(self.lines) < self.most:
             loud = (line for line in lines if line.level != "I")
-            hits = (line for line in loud if _ERROR_LINE.search(line.text[:500]))
+            hits = (line for line in loud if LINES["error_line"].search(line.text[:500]))
             self.lines += [line for _, line in zip(range(self.most), hits, strict=False)]
             del self.lines[self.most :]
 
@@ -196,7 +190,10 @@ def _unpack_line(line: str) -> str:
     if stripped[:1] == "{":
         value = _load(stripped.rstrip("]"))
         texts = [value.get(key) for key in _JSON_TEXTS] if isinstance(value, dict) else []
-        return next((text.rstrip("\n") for text in texts if isinstance(text, str)), line)
+        said = [text.rstrip("\n") for text in texts if isinstance(text, str)][:1]
+        failed = [value.get(key) for key in _JSON_ERRORS] if isinstance(value, dict) else []
+        said += [f"error: {text}" for text in failed if text and isinstance(text, str)]
+        return "\n".join(said) or line
     if _ESCAPED in line and "Traceback (most recent call" in line:
         return line.replace(_ESCAPED, "\n").replace('\\"', '"').replace("\\'", "'")
     return line

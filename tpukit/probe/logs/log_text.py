@@ -4,51 +4,18 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-_ANSI = re.compile(
-    r"(?:\x1b|\\u001b|\\x1b|\\033|\^\[)"
-    r"(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[()][A-Z0-9]|[=>78cDEHM])"
-    r"|(?<![\w\]])\[(?:\d{1,3};)*\d{1,3}m"
-)
+from tpukit.knowledge.error_table import line_forms, line_words
+
+_ANSI = re.compile(line_forms()["lines"]["ansi"])
 _TIME = r"\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?: ?Z| ?[+-]\d\d:?\d\d)?"
 _LEVEL = r"(?:DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL|TRACE|NOTICE)"
 _PREFIX = re.compile(
-    r"\s*(?:"
-    r"\[?" + _TIME + r"\]?:?(?:\s+(?:std(?:out|err)\s+[FP]|[EWIF](?=\s)))?"
-    r"|\[?[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?:\.\d+)?\]?(?: [\w.-]+ [\w./-]+(?:\[\d+\])?:)?"
-    r"|\[?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?"
-    r"|\d{1,3}(?:\.\d{1,3}){3} \[\d+\]|\d+\.\d+s\s+\d+\s"
-    r"|\[?[EWIFVDC]\d{3,4}\s+\d\d:\d\d:\d\d(?:\.\d+)?(?:\s+\d+)?(?:\s+[\w./<>-]+:\d+)?\]"
-    r"|[EWIF]\d{4} \d\d:\d\d:\d{2,10}\.\d+\s+\d+ [\w./<>-]+:\d+\]"
-    r"|\[[EWIF] [\w./-]+\.(?:cc|cpp|cu|h):\d+\]"
-    r"|(?:\d+ )?[\w./-]+\.(?:cc|cpp|cu|py|h):\d+\]"
-    r"|\[(?:rank|Rank|RANK|default|worker|node|local_rank|GPU|TPU)[ _:]?\d+\]:?"
-    r"|\[\d{1,3}\](?:<std(?:err|out)>)?:|\[\d+,\d+\]<std(?:err|out)>:"
-    r"|\((?:pid=|\w+ pid=)\d+[^)]{0,60}\)|[\w.-]+:\d+:\d+ \[-?\d+\] NCCL INFO(?=\s)"
-    r"|(?:rank|Rank|worker|node)[-_ ]?\d+[|:](?=\s)|\d{1,3}:(?=\s)"
-    r"|[\w.-]{1,40}[-_]\d+\s+\|(?=\s)|[\w.-]{1,40}\s+\|(?=\s+(?:\(\w+|\[?\d{4}-|" + _LEVEL + r"\b))"
-    r"|\S+::\S+(?=\s+[EWIF]\d{4} )"
-    r"|\[?" + _LEVEL + r"\]?:(?:[\w.]+[:\]])?(?=\s|\w)"
-    r"|" + _LEVEL + r" \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[?[\w./<>-]+:\d+\]"
-    r"|\[" + _LEVEL + r"\|[\w./-]+:\d+\] " + _TIME + r" >>|\[[\w./-]+\.py:\d+:\w+\]"
-    r"|\[[\w.]+\](?=\[" + _LEVEL + r"\])|(?:[\w.<>]+:){2}\d+ -(?=\s)"
-    r"|\*\*\*(?=\s(?:\w+\.)*[A-Z]\w*(?:Error|Exception)\b)|ipdb>|\(Pdb\)"
-    r"|\[" + _LEVEL + r"\](?: -(?=\s))?|" + _LEVEL + r"(?=\s+[-|\[])|\|\s*" + _LEVEL + r"\s*\|"
-    r"|##\[\w+\]|\[?std(?:err|out)\]?:?(?=\s)|::" + _LEVEL + r":|[│┃|╭╰╮╯─━>❱❯]+(?=\s|$)|E(?= {2,})"
-    r"|-(?=\s(?:[\w.]+\s-\s|\[" + _LEVEL + r"\]))|[\w.]+ - " + _LEVEL + r" -"
-    r"|\[[\w.:/ -]{1,40}\](?=\s+(?:" + _LEVEL + r"\b|\(\w+ pid=))|(?:FAILED|ERROR) \S+::\S+ -(?=\s)"
-    r"|\(\w+\)(?: ERROR)?(?=\s(?:\w+\.)*[A-Z]\w*(?:Error|Exception): )"
-    r"|(?:[-*] )?(?:\*\*[^*]{1,40}\*\*:? ?)?`(?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception): [^`]*`\s*$)"
-    r")"
+    rf"\s*(?:{line_words('prefix')})".replace("<time>", _TIME).replace("<level>", _LEVEL)
 )
-_RANK = re.compile(
-    r"\s*(?:\S+ \S+ )?\[?(?:rank|Rank|RANK|default|worker|local_rank)[ _:]?(\d+)\]?(?=[:|\]\s])"
-)
+_RANK = re.compile(line_forms()["lines"]["rank"])
 _TRAILING_BOX = re.compile(r"\s*[│┃|╮╯]\s*$")
 _MOST_PREFIXES = 6
-_LEVEL_WORD = re.compile(
-    r"\b(?P<word>DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL|TRACE|NOTICE)"
-    r"|(?:^|[\s\[])(?P<letter>[EWIF])(?=\d{3,4}[ ]|\s|$)"
-)
+_LEVEL_WORD = re.compile(line_forms()["lines"]["level"])
 _PYTHON_WARNING = re.compile(r"(?:\S+\.py:\d+: )?(?:[\w.]+\.)?\w*Warning: ")
 _LETTERS = {"DEBUG": "I", "INFO": "I", "TRACE": "I", "NOTICE": "I", "WARN": "W", "ERROR": "E",
             "CRITICAL": "E", "FATAL": "F"}  # fmt: skip

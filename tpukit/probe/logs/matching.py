@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from tpukit.knowledge.error_table import ROLES, KnownError, known_errors
+from tpukit.knowledge.error_table import ROLES, KnownError, known_errors, line_words
 from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
 from tpukit.probe.logs.log_text import Line, clean_lines
 from tpukit.probe.logs.patterns import FlowPattern, flow_pattern, squeeze
-from tpukit.probe.logs.quoting import is_quoted
+from tpukit.probe.logs.quoting import LINES, is_quoted
 from tpukit.probe.logs.ranking import ranked
 
 _NEARBY_LINES = 60
@@ -21,15 +21,7 @@ _MOST_CHAINED = 8
 _LONGEST_MESSAGE = 20_000
 _LONGEST_LINE = 4000
 _LONGEST_SHOWN = 300
-_RETRY = re.compile(
-    r"(?i)(?<!then )\bre-?try(?:ing)?\b|\bre-?tries left\b|\battempt \d+ ?(?:of|/) ?\d+"
-    r"|\b(?:trying|tries|will try) again\b|\bthrown while requesting\b|\bfalling back\b"
-    r"|\b(?:decreasing|reducing|lowering|halving)\b(?!.*\bmay help)|\bskipp(?:ed|ing)\b"
-)
-_LOUD = re.compile(
-    r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Failure)\b\s*(?::|$)"
-    r"|(?:[a-z_]\w*\.)+[A-Z]\w*: "
-)
+_RETRY = re.compile(line_words("retry"))
 
 _BEFORE = re.compile(r"(?:(?:[A-Za-z_][\w.]*|[A-Z][\w ]{0,24}): ?|\(\d+\) ?|[->*] )*")
 """What may stand before a text that is the whole message; after other words it is a part of one,
@@ -168,7 +160,7 @@ def _can_be_quoted(entry: KnownError) -> bool:
 def _is_mild(entry: KnownError, line: Line) -> bool:
     """Whether a line only warns of an error or says that it is tried again."""
     settled = entry.role in ("warning", "harmless") or entry.topic == "non-finite"
-    if settled or _LOUD.match(line.text):
+    if settled or LINES["loud"].match(line.text):
         return False
     return line.level in ("W", "I") or bool(_RETRY.search(line.text))
 

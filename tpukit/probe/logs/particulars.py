@@ -12,7 +12,7 @@ from tpukit.probe.logs.tracebacks import Frame, Raised
 _TERM = r"(?<![\w.])[A-Za-z_]\w*(?:\.\w+|\[[^\[\]]{0,60}\]|\([^()]{0,60}\))*?"
 """A name with its attributes, subscripts and calls, the shortest that fits."""
 _LOOKUPS = {"__getattr__", "__getitem__", "__getattribute__", "__missing__", "get_loc"}
-_PASSING = {"torch", "hydra", "omegaconf", "fire", "click", "typer", "huggingface_hub", "ray"}
+_PASSING = set(line_forms()["words"]["passing"])
 """Packages whose frames only pass a call on."""
 _FAULTS = {"AttributeError", "IndexError", "KeyError", "NameError", "TypeError",
            "UnboundLocalError", "ZeroDivisionError"}  # fmt: skip
@@ -42,6 +42,7 @@ def particulars(
     said = f"{raised.message[:2000]}\n{raised.details}"
     found |= {name: m[name] for name, form in _NAMED.items() if (m := form.search(said))}
     found |= {**captures} | ({"module": entry.place} if entry.place else {})
+    found["pip"] = _pip(found.get("name", "").partition(".")[0])
     if user := raised.users_frame:
         found["user"] = found["own"] = place(user)
     elif not raised.frames:
@@ -115,12 +116,16 @@ def _of_call(raised: Raised) -> dict[str, str]:
     own = calls[-1]
     caller = next((f for f in reversed(calls) if f.package != own.package), None)
     if not own.package:
-        return {"remedy": f"The place to change is {place(own)}."}
+        update = "in a program of others update that (`git pull`)"
+        return {"remedy": f"The place to change is {place(own)}; {update}."}
     if caller is None:
         change = f"`pip install -U {_pip(own.package)}`, or go back to the release that worked"
         is_fault = raised.class_name in _FAULTS and not raised.users_frame
         why = "a fault of that release, or of it with this model, setting or GPU: "
-        return {"remedy": f"No code of yours takes part: {why if is_fault else ''}{change}."}
+        # A script of the library's repository calls the release that is installed.
+        script = "; for a script of its repository install that checkout (`pip install -e .`)"
+        change = f"{why}{change}{script}" if is_fault else change
+        return {"remedy": f"No code of yours takes part: {change}."}
     other = f"the `{own.package}` that it was written for"
     if caller.package:
         return {"remedy": f"{_update(caller)} (its {place(caller)} calls it), or install {other}."}
@@ -131,9 +136,10 @@ def _of_release(
     raised: Raised, found: Mapping[str, str], releases: Mapping[str, str]
 ) -> dict[str, str]:
     """Who asks for a name that is missing, since which release, and which side to change."""
-    keys = (key for key in ("module", "package", "function", "kind") if key in found)
-    where, name = found.get(next(keys, ""), ""), found.get("name", "")
-    is_module = not found.keys().isdisjoint(("module", "package"))
+    key = next((k for k in ("module", "package", "function", "kind") if k in found), "")
+    where, name = found.get(key, ""), found.get("name", "")
+    # A class with its module: `mujoco._enums.mjtEnableBit`.
+    is_module = key in ("module", "package") or (key == "kind" and "." in where)
     library = where.partition(".")[0] if is_module else owner(where)
     asking = [frame for frame in raised.frames if frame.where not in _LOOKUPS]
     asker = asking[-1] if asking and asking[-1].package else None
@@ -192,4 +198,5 @@ def _update(frame: Frame) -> str:
 
 
 def _pip(package: str) -> str:
-    return str(libraries().get(package, {}).get("pip", package))
+    other = line_forms()["pip"].get(package, package)
+    return str(libraries().get(package, {}).get("pip", other))

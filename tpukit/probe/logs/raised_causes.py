@@ -2,22 +2,26 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 from tpukit.knowledge.error_table import KnownError, unknown_errors
 from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
 from tpukit.probe.logs.particulars import particulars
+from tpukit.probe.logs.quoting import is_quoted
 from tpukit.probe.logs.tracebacks import Frame, Raised
 
 REPORTED, UNKNOWN, _AT_IMPORT, _IN_LIBRARY, FAILED_CHECK, *_LISTS = unknown_errors()
 _CASCADES, _AFTERMATH, _TRIED = (row.exception for row in _LISTS)
 _NATIVE = ("terminate", "failed check")
-_WITHOUT_CLASS = (*_NATIVE, "error", "compiler error", "exception in a process")
-"""Names that `TracebackReader` gives to failures without a class."""
 _ABOUT_A_NAME = re.compile(r"has no attribute|unexpected keyword argument|missing \d+ required")
 """Python's own words before a name that is not there: a rule that matches within the name explains
 another exception."""
 _MESSAGE_LINES = 3
 _MOST_CAUSES = 3
+_OWN_WORDS = 13
+"""Characters."""
+_VARYING = re.compile(r"(\\\W)|\(\?(?:P<\w+>|<?[:=!]|\w+[:)])|\[(?:\\.|[^\]\\])+\]|\\[A-Za-z]")
+_FIXED = re.compile(r"(?:\\\W|[^\\()\[\]{}.*+?|^$\0])+")
 _WIDTH = 200
 
 
@@ -46,6 +50,44 @@ def explain_raised(
             same.count += 1
             same.last = max(same.last, chosen.line.number)
     return list(found.values())[:_MOST_CAUSES]
+
+
+def explain_logged(
+    logged: Iterable[Raised], entries: Sequence[KnownError], releases: Mapping[str, str]
+) -> list[Explanation]:
+    """The first exception that a program reports in its own words: without its class, that of a
+    rule whose own words stand in the message."""
+    rules = sorted((entry for entry in entries if entry.exception), key=_breadth)
+    for raised in logged:
+        for rule in rules:
+            match = _matched(rule, raised) if raised.name else _matched_logged(rule, raised)
+            if match is not None:
+                return [_answer(raised, rule, match, releases)]
+    return []
+
+
+def _matched_logged(rule: KnownError, raised: Raised) -> dict[str, str] | None:
+    """What a rule captures in a message that may have lost its class, or stand behind words of a
+    program's own; None where too little of the rule's text is there."""
+    if rule.frames or rule.topic == "words":
+        return None
+    line = raised.line._replace(text=raised.message[:2000])
+    for expression in rule.message:
+        match = expression.search(line.text)
+        if match is None or not (raised.name or raised.is_logged or not match.start()):
+            continue
+        is_own = any(part in match[0].lower() for part in _own_words(expression.pattern))
+        if is_own and not is_quoted(line, match.start()):
+            return {name: value for name, value in match.groupdict().items() if value}
+    return None
+
+
+@cache
+def _own_words(pattern: str) -> list[str]:
+    """The longer fixed texts of an expression, one of which shows that a message is its own."""
+    fixed = _FIXED.findall(_VARYING.sub(lambda match: match[1] or "\0", pattern))
+    texts = (re.sub(r"\\(.)", r"\1", part).lower() for part in fixed)
+    return [text for text in texts if len(text) >= _OWN_WORDS and " " in text.strip()]
 
 
 def _is_explained(
@@ -93,25 +135,33 @@ def _root(raised: Raised) -> Raised:
 def _explanation(
     raised: Raised, rules: Sequence[KnownError], releases: Mapping[str, str]
 ) -> Explanation:
-    is_native = raised.name in _NATIVE
+    for rule in rules:
+        match = _matched(rule, raised)
+        if match is None and raised.name == "error":
+            match = _matched_logged(rule, raised)
+        if match is not None:
+            return _answer(raised, rule, match, releases)
     entry = {"error": REPORTED, "compiler error": REPORTED}.get(
-        raised.name, FAILED_CHECK if is_native else UNKNOWN
+        raised.name, FAILED_CHECK if raised.name in _NATIVE else UNKNOWN
     )
-    captures: dict[str, str] = {}
     if entry is UNKNOWN and raised.frames and raised.frames[-1].package:
         is_import = any(f.where == "<module>" and f.package for f in raised.frames)
         entry = _AT_IMPORT if is_import else _IN_LIBRARY
-    for rule in rules:
-        match = _matched(rule, raised)
-        if match is not None:
-            entry, captures = rule, match
-            break
-    confidence: Confidence = "probable" if raised.frames or is_native else "possible"
+    return _answer(raised, entry, {}, releases)
+
+
+def _answer(
+    raised: Raised, entry: KnownError, captures: Mapping[str, str], releases: Mapping[str, str]
+) -> Explanation:
+    is_sure = raised.frames or raised.name in _NATIVE
+    confidence: Confidence = "probable" if is_sure else "possible"
     is_mentioned = raised.name == "ImportError" and raised.name not in raised.line.text
-    is_weak = raised.class_name in _AFTERMATH or entry is REPORTED or is_mentioned
-    captures = particulars(raised, captures, entry, releases)
+    is_weak = (
+        raised.class_name in _AFTERMATH or entry is REPORTED or is_mentioned or raised.is_logged
+    )
     return Explanation(
-        entry, raised.line.number, shorten(raised.line.text, 300), captures, 1, entry.role,
+        entry, raised.line.number, shorten(raised.line.text, 300),
+        particulars(raised, captures, entry, releases), 1, entry.role,
         confidence, raised.line.stream, raised.line.number, mild=raised.is_handled,
         last_resort=is_weak, shown=_sentence(raised, entry.topic),
     )  # fmt: skip
@@ -156,7 +206,7 @@ def _is_in(frame: Frame, parts: Sequence[str]) -> bool:
 def _sentence(raised: Raised, topic: str) -> str:
     """The exception, quoted, and the line of the user's code that led to it."""
     text = f"{raised.name}: {raised.message}" if raised.message else raised.name
-    if raised.name in _WITHOUT_CLASS:
+    if not raised.has_class:
         text = raised.message
     if topic == "words" and raised.details and len(text) < _WIDTH:
         text = " ".join(f"{text} {raised.details}".split())

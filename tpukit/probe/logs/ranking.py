@@ -5,14 +5,11 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from tpukit.knowledge.error_table import ROLES
+from tpukit.knowledge.error_table import ROLES, line_words
 from tpukit.probe.logs.explanations import Explanation
 from tpukit.probe.logs.log_text import Line
 
-_PROGRESS = re.compile(
-    r"(?i)\b(?:step|epoch|iter(?:ation)?|batch|round)s?\b[\W_]{0,3}\d"
-    r"|\b\d+/\d+\s*\[[^\]]*(?:it/s|s/it)|\bloss['\"]?\s*[:= ]\s*\d|\bsteps?/s(?:ec)?\b"
-)
+_PROGRESS = re.compile(line_words("progress"))
 _STEPS_AFTER = 3
 _MOST_STEPS = 200_000
 

@@ -3,57 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tpukit.knowledge.error_table import line_forms
+from tpukit.knowledge.error_table import line_forms, line_words
 from tpukit.probe.logs.log_text import Line
-from tpukit.probe.logs.quoting import is_quoted
+from tpukit.probe.logs.quoting import LINES, is_quoted
 
 _START = re.compile(r"Traceback \(most recent calls? (?:last|first)\)")
-_LINK = re.compile(
-    r"(?P<caused>The above exception was the direct cause of the following exception)"
-    r"|(?P<during>During handling of the above exception, another exception occurred)"
-    r"|(?P<ignored>Exception ignored in)"
-)
-"""What an exception has to do with the one before it."""
 _CHILD = re.compile(r"-- Process \d+ terminated with the following error")
-_SOFT = re.compile(
-    r"(?i)\bwill not be (?:enabled|used|available)|\bnot available,|\bdisabl|\bcontinuing\b|\bretry"
-    r"|(?<!be )\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b|\bfall(?:ing)? ?back\b"
-)
+_SOFT = re.compile(line_words("soft"))
 """Text above the traceback of an exception that the program handled."""
 _FORMS = line_forms()
 _FRAMES = [re.compile(form) for form in _FORMS["frames"]]
 _ARROW = re.compile(r"-{2,}> ?(?P<line>\d+) (?P<code>.*)")
-_NAMED_BY_MODULE = (
-    r"(?:[A-Za-z_]\w*\.)+(?:[Ee]rror|[A-Z]\w*(?:Timeout|NotFound|Invalid|ZipFile|Fail|DependentSymNode"
-    r"|Operation))"
-    r"|(?:[A-Za-z_]\w*\.)*(?:exc|exceptions|errors?)\.(?:[A-Za-z_]\w*\.)*[A-Z]\w*"
-)
-"""Exception whose module, or ending, says that it is one: `requests.exceptions.ReadTimeout`."""
-_OUTER = r"(?:E\s{2,})?(?:(?:[a-z]\w*\.)*(?:FilteredStackTrace|JaxStackTrace\w+): )?"
-"""What pytest and JAX print before an exception's name."""
-_AFTER_FRAMES = re.compile(
-    r"(?P<name>(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*|(?:\w+\.)+error)(?::\s+(?P<message>.*)|:?\s*$)"
-)
-_IN_TRACEBACK = re.compile(
-    rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*_?[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure"
-    r"|Warning|Enabled|Timeout|Empty|Iteration|Abort(?:ed)?)|Exception)(?::\s+(?P<message>.*)|:?\s*$)"
-)
-_ALONE = re.compile(
-    rf"{_OUTER}(?P<name>(?:[A-Za-z_]\w*\.)*(?:_?[A-Z]\w*(?:Error|Exception|Enabled)|Exception|ArrowInvalid)"
-    rf"|nccl[A-Z]\w+Error|{_NAMED_BY_MODULE}):\s+(?P<message>"
-    r"(?![-+]?\d(?!\d\d (?:(?:Client|Server) Error|[A-Z]{3,6} http|Permission)"
-    r"|D |[\d,]* [a-z]+ [a-z]+)"
-    r"|nan|[Ii]f\b|[Ww]hen\b|[Rr]aised\b|[Ii]n case\b|[Ff]or\b).+)",
-)
-"""Exception without a traceback; no metric (a number), no documentation (`if`, `when`)."""
-_QUOTED = re.compile(
-    r"failed with error ['\"](?:(?P<name>[A-Z]\w*(?:Error|Exception)): ?)?(?P<message>.*)"
-    r"['\"], please"
-)
-"""Another process's exception in the report of one."""
 _MARKERS = re.compile(r"[~^]+$")
 """The marks below a frame's code, which an exception follows, also in an indented excerpt."""
 _OF_A_MODULE = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*(?:Error|Exception): [A-Z]{2}")
@@ -61,34 +25,30 @@ _OF_A_MODULE = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*(?:Error|Exception): [A-Z]{2
 indented."""
 _CLASSLESS = [(re.compile(row["form"]), row["name"], row["counts"]) for row in _FORMS["form"]]
 """Failures without a class: the form, the name and where it counts."""
-_UNFINISHED = re.compile(
-    r"(?:\b(?:from|the|an?|of|with|for|to|and|argument|attribute|named|name)|[,(]"
-    r"|cannot import name '\w+'|\(look up to see its traceback\):"
-    r"|broadcasting:)$"
-)
+_WORDINGS = [(re.compile(row["form"]), row["name"]) for row in _FORMS["wording"]]
+_UNFINISHED = re.compile(rf"(?:{line_words('unfinished')})$")
 """End of a message that the program (or a terminal) has wrapped."""
 _WARNING = re.compile(r"\w*Warning$")
 _SAID = ("said", "hard")
+_WITHOUT_CLASS = (
+    "", "error", "compiler error", "exception in a process", "failed check", "terminate"
+)  # fmt: skip
+"""Names of failures without a class."""
+_SAYS = re.compile(line_words("says"))
+"""What a program says where it reports an exception in its own words."""
+_PLAIN = str.maketrans("‘’“”", "''\"\"")
 _MOST_RAISED = 2000
+_MOST_LOGGED = 60
 _MOST_FRAMES = 400
 _MOST_SILENT = 60
 _MOST_SOURCE = 5
 _MOST_DETAILS = 400
 """Characters."""
-LIBRARY = re.compile(
-    r"site-packages|dist-packages|[/\\]lib(?:64)?[/\\]python\d|[/\\]python\d[.\d]*[/\\]lib[/\\]"
-    r"|[/\\]Lib[/\\]|^<(?!ipython)|^lib[/\\]|[/\\]s?bin[/\\]"
-    r"|(?:^|^\.\.\.[/\\])(?:torch|torch_xla|torchvision|transformers|accelerate|numpy|pytorch_lightning"
-    r"|lightning|wandb|jax|jaxlib|huggingface_hub|tokenizers|datasets|diffusers|peft|deepspeed"
-    r"|multiprocessing|concurrent|asyncio|importlib|tensorflow|timm|requests|urllib3|mmcv|mmengine)"
-    r"[/\\](?!\w+\.ipynb)(?=.*\.py$)",
-)
+LIBRARY = re.compile(line_words("library"))
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]+)")
 _PLUGIN = re.compile(r"[/\\](?:custom_nodes|extensions|plugins|transformers_modules)[/\\]([\w.-]+)")
 _KNOWN_PACKAGE = re.compile(
-    r"(?:^|[/\\])(transformers|trl|peft|accelerate|diffusers|vllm|sglang|unsloth(?:_zoo|_compiled_cache)?|axolotl"
-    r"|llamafactory|verl|swift|deepspeed|maxtext|torch_xla|jax|flax|tpu_inference|torchax|megatron"
-    r"|lerobot|rsl_rl|isaaclab|flash_attn|xformers|torchao|ray)[/\\](?!.*\bexamples[/\\])(?=.*\.py$)"
+    rf"(?:^|[/\\])({line_words('packages')})[/\\](?!.*\bexamples[/\\])(?=.*\.py$)"
 )
 """Packages that are often run from a checkout."""
 
@@ -150,12 +110,19 @@ class Raised:
     """A launcher's report of another process's exception, which follows."""
     is_handled: bool = False
     """The line above its traceback says that the program goes on without it."""
+    is_logged: bool = False
+    """A program reports a failure in its own words, perhaps without the class."""
 
     def add_detail(self, text: str, number: int) -> None:
         """Adds the line after the last one, if there are not too many."""
         if len(self.details) < _MOST_DETAILS:
             self.details = f"{self.details}\n{text}" if self.details else text
             self.last_line = number
+
+    @property
+    def has_class(self) -> bool:
+        """Whether the log names its class, where the reader gives it no name of its own."""
+        return self.name not in _WITHOUT_CLASS
 
     @property
     def class_name(self) -> str:
@@ -216,6 +183,10 @@ class TracebackReader:
 
     def __init__(self) -> None:
         self.raised: list[Raised] = []
+        self.logged: list[Raised] = []
+        """Lines on which a program may report an exception in its own words."""
+        self.latest: deque[Raised] = deque(maxlen=_MOST_LOGGED // 2)
+        """The last lines that may be an exception's message alone."""
         self._readers: dict[str, _Reader] = {}
 
     def feed(self, lines: Iterable[Line]) -> None:
@@ -243,7 +214,7 @@ class TracebackReader:
             reader.open(line, has_header=True)
             if text.startswith("Original Traceback"):
                 reader.link = "original"
-        elif (link := _LINK.match(text)) is not None:
+        elif (link := LINES["link"].match(text)) is not None:
             reader.link = link.lastgroup or ""
         elif _CHILD.match(text) and last is not None:
             last.is_report = True
@@ -261,11 +232,23 @@ class TracebackReader:
             reader.awaits_code = False
         elif reader.is_open and reader.frames and _MARKERS.match(text):
             reader.frames[-1].marks = text
-        elif last and last.last_line + 1 == line.number and not (line.level or reader.is_open):
+        else:
+            self._keep(line, text, reader)
+
+    def _keep(self, line: Line, text: str, reader: _Reader) -> None:
+        """Keeps a line below an exception with it, and one that may report another."""
+        last = reader.last
+        if last and last.last_line + 1 == line.number and not (line.level or reader.is_open):
             last.add_detail(text, line.number)
+        elif (logged := _logged(line, text, reader.before)) is not None:
+            if not logged.is_logged:
+                self.latest.append(logged)
+            elif len(self.logged) < _MOST_LOGGED:
+                self.logged.append(logged)
 
     def _add(self, name: str, message: str, line: Line, reader: _Reader) -> None:
-        raised = Raised(name, message.strip(), line, reader.frames, reader.first_line, line.number)
+        message = message.strip().translate(_PLAIN)
+        raised = Raised(name, message, line, reader.frames, reader.first_line, line.number)
         if reader.is_open:
             raised.is_handled = reader.is_handled
         else:
@@ -290,14 +273,14 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
         return None
     found = None
     if reader.is_open:
-        found = _IN_TRACEBACK.match(text)
+        found = LINES["in_traceback"].match(text)
         if found is None and reader.has_header and reader.frames and not line.indented:
-            found = _AFTER_FRAMES.match(text) if reader.silent <= _MOST_SOURCE else None
+            found = LINES["after_frames"].match(text) if reader.silent <= _MOST_SOURCE else None
     elif not line.indented or _MARKERS.match(reader.before) or _OF_A_MODULE.match(text):
-        found = _ALONE.match(text)
+        found = LINES["alone"].match(text)
     if found is not None:
         is_printed = not (line.level == "E" or (reader.has_header and reader.frames))
-        quoted = _QUOTED.search(found["message"] or "") or found
+        quoted = LINES["quoted"].search(found["message"] or "") or found
         is_warning = _WARNING.search(found["name"]) and is_printed
         return None if is_warning else (quoted["name"] or found["name"], quoted["message"] or "")
     if reader.is_open:
@@ -307,8 +290,34 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
         if match is None or (levels in _SAID and is_quoted(line, match.start("message"))):
             continue
         if levels != "hard" or not _SOFT.search(f"{reader.before} {text}"):
-            return name or match["name"], match["message"]
+            return _classified(name or match["name"], match["message"])
     return None
+
+
+def _logged(line: Line, text: str, before: str) -> Raised | None:
+    """An exception that a program reports in its own words, unless it goes on without it."""
+    is_logged = bool(line.level or _SAYS.search(text))
+    is_mild = _SOFT.search(f"{before} {text}") or (not is_logged and LINES["notice"].search(text))
+    if line.level in ("W", "I") or line.indented or is_mild:
+        return None
+    found = LINES["within"].search(text)
+    if found is None or is_quoted(line, found.start()):
+        found = LINES["field"].search(text)
+    name, message = (found["name"], found["message"]) if found else ("", text)
+    message = message.translate(_PLAIN)
+    class_name, said = _classified(name, message)
+    start = len(message) - len(said)
+    if (is_logged or not start) and not is_quoted(line._replace(text=message), start):
+        name, message = class_name, said
+    return Raised(name, message.rstrip("`* "), line, first_line=line.number, is_logged=is_logged)
+
+
+def _classified(name: str, message: str) -> tuple[str, str]:
+    """The class that the wording of a message without one fixes, and the message from there."""
+    for form, class_name in _WORDINGS if name in _WITHOUT_CLASS else ():
+        if match := form.search(message):
+            return class_name, message[match.start() :]
+    return name, message
 
 
 def _counts(line: Line, levels: str) -> bool:
