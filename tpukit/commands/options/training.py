@@ -148,7 +148,7 @@ class GivenSettings:
             built, settings = make_task(cls, settings, data_path), recordable(settings)
         if taken := RESERVED & settings.keys():
             raise ConfigError(
-                f"Task {cls.name!r}: a setting cannot be called {taken.pop()!r}.",
+                f"Task {cls.name!r}: a setting cannot be called {min(taken)!r}.",
                 "config.toml keeps the task itself there: rename the parameter.",
             )
         layers = [{"data_path": data_path}, *layers, task_defaults(built)]
