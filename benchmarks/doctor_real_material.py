@@ -12,7 +12,7 @@ at the revision in files.toml; what is missing there is listed and left out.
     python benchmarks/doctor_real_material.py --files /tmp/material --out answer.json
     python benchmarks/doctor_real_material.py --blind --out answer.json
 
-`--blind` asks about the logs of blind_4.toml to blind_9.toml, whose first answers stand there.
+`--blind` asks about the logs of blind_4.toml to blind_10.toml, whose first answers stand there.
 """
 
 import argparse
@@ -177,7 +177,7 @@ def clean() -> list[Record]:
 def blind() -> Record:
     """What the first answers were, and what the answers are since the tables learned from them."""
     results = []
-    for path in sorted(MATERIAL.glob("blind*.toml")):
+    for path in sorted(MATERIAL.glob("blind_*.toml"), key=lambda p: int(p.stem.split("_")[1])):
         for log in tomllib.loads(path.read_text(encoding="utf-8"))["log"]:
             first = next(iter(explain(log["log"])["explanations"]), None)
             named = first["id"] if first and names_a_cause(first) else ""

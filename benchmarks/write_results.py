@@ -702,20 +702,20 @@ def doctor_blind() -> str:
     sums = read("doctor_blind")["summary"]
     verdicts = ("right", "not first", "imprecise", "honest", "nothing", "wrong")
     clean: Counter[str] = Counter()
-    for name in ("blind_4", "blind_5", "blind_6", "blind_7", "blind_8", "blind_9"):
-        clean.update(sums.pop(f"{name}, clean")["first"])
+    for part in [part for part in sums if part.endswith(", clean")]:
+        clean.update(sums.pop(part)["first"])
     rows = [
         [part, sum(n["first"].values()), *(n["first"].get(verdict, 0) for verdict in verdicts),
          n["now"].get("right", 0)]
         for part, n in sums.items()
     ]  # fmt: skip
+    asked = ", ".join(f"`{part}`: {count}" for part, count, *_ in rows if "," not in part)
     kinds = ("too general", "family missing", "not parsed", "another family", "ranked second")
     whys = [[part, *(n["kind"].get(kind, 0) for kind in kinds)]
             for part, n in sums.items() if "," not in part]  # fmt: skip
     text = (
         "Public logs in no earlier set: causes written first, asked once, judged by hand. "
-        "`blind_4`: 53, `blind_5`: 60, `blind_6`: 38, `blind_7`: 60, `blind_8`: 40, `blind_9`: 69 "
-        "of the twelve months to November 2026, and "
+        f"{asked} of the twelve months to November 2026, and "
         f"{sum(clean.values())} clean logs, of which {clean.get('no cause', 0)} were given no "
         "cause. The results of the sets before them stand in [doctor.md](doctor.md). Not "
         "first: right, but second or as a warning; imprecise: true of the family, without the "
