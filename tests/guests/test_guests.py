@@ -106,7 +106,7 @@ def test_a_text_task_of_another_package(letters):
 def test_their_batch_is_sized_with_their_options(spirals):
     line = ("probe-batch", "--task", "spirals", "--noise-levels", 9, "--max", 4, *CPU)
     sized = result(tpukit(*line, **spirals))
-    assert sized["task"] == "spirals" and "--task spirals --noise-levels 9" in sized["command"]
+    assert sized["task"] == "spirals" and "--task spirals --set noise_levels=9" in sized["command"]
 
 
 @pytest.mark.parametrize(

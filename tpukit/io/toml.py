@@ -8,7 +8,7 @@ from typing import Any
 
 def toml_text(value: Any) -> str:
     """A value on one line, which TOML reads as the same one; what it has no form for, as a text."""
-    value = value.item() if getattr(value, "ndim", None) == 0 else value  # NumPy's numbers
+    value = _plain(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -26,8 +26,14 @@ def toml_text(value: Any) -> str:
 
 def has_form(value: Any) -> bool:
     """Whether TOML has a form for a value and for all that it holds."""
+    value = _plain(value)
     if isinstance(value, Mapping):
         return all(isinstance(name, str) and has_form(part) for name, part in value.items())
     if isinstance(value, list | tuple):
         return all(map(has_form, value))
     return isinstance(value, int | float | str | datetime.date | datetime.time)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value

@@ -70,6 +70,7 @@ def lost_name(place: str, name: str, release: str = "") -> Lost | None:
     `release` is the one that lacks it, where the log names it.
     """
     last = place.removesuffix(".__init__").rpartition(".")[2]
+    of_keyword = None
     for row in old_calls():
         if row.status != "removed" or ", " in row.new:
             continue
@@ -79,15 +80,24 @@ def lost_name(place: str, name: str, release: str = "") -> Lost | None:
             whole, ending = f"{place}.{name}", f".{last}.{name}"
             is_it = any(q == whole or q.replace("()", "").endswith(ending) for q in row.names)
         if is_it:
-            return Lost(f"{row.since} has it no more", row.new)
+            found = Lost(f"{row.since} has it no more", row.new)
+            if not row.keywords:
+                return found
+            # A row of several keywords says less than a release's table.
+            of_keyword = of_keyword or found
+    return _lost_in_releases(place, name, release) or of_keyword
+
+
+def _lost_in_releases(place: str, name: str, release: str) -> Lost | None:
+    """What the tables of releases know of it."""
     place = place.removesuffix(".__init__")
     library = place.partition(".")[0]
     groups = [[library]] if _history(library) else [[owner(place)], libraries()]
     for where, token in _forms(place, name):
         for of_libraries in groups:
-            found = [c for of in of_libraries for c in _changes(of, where, token, name, release)]
-            if found:
-                return found[0] if len({change.library for change in found}) == 1 else None
+            changes = [c for of in of_libraries for c in _changes(of, where, token, name, release)]
+            if changes:
+                return changes[0] if len({change.library for change in changes}) == 1 else None
     return None
 
 

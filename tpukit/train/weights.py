@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -157,8 +156,7 @@ def settings_of(task: Task) -> dict[str, Any]:
 
 def recordable(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that a config file can hold, paths as texts."""
-    plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in given.items()}
-    plain = {n: str(v) if isinstance(v, Path) else v for n, v in plain.items()}
+    plain = {n: str(v) if isinstance(v, Path) else v for n, v in given.items()}
     return {n: v for n, v in plain.items() if has_form(v)}
 
 

@@ -24,7 +24,7 @@ DATE = date(2024, 7, 26)
 PLACE = "\u2009\u2042{}\u2042\u2009"
 """Text that stands for a message while the template is rendered, between thin spaces."""
 WRITTEN = re.compile("(\u2009?)\u2042(\\d+)\u2042(\u2009?)")
-"""Where a template wrote a message: blank or nothing, number, blank or nothing."""
+"""The place of a message as the template wrote it: blank or nothing, number, blank or nothing."""
 
 
 class ChatPieces(NamedTuple):
@@ -35,7 +35,7 @@ class ChatPieces(NamedTuple):
     order: tuple[int, ...]
     """The messages as they are written in turn; some templates move or drop a system's."""
     trimmed: tuple[bool, ...]
-    """Of each of these, whether the blanks at its ends go."""
+    """Whether the blanks at the ends of each of these go."""
 
     @classmethod
     def none(cls, roles: Sequence[str], *, asks: bool = False) -> Self:
