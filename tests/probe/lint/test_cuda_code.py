@@ -124,6 +124,7 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ('d = "cuda:" + str(rank)', "cuda-device-text"),
         ('d = "cuda:{}".format(rank)', "cuda-device-text"),
         ("m = m.to(args.local_rank)", "cuda-device-text"),
+        ("m = m.to(gpu)", "cuda-device-text"),
         ('t = Trainer(accelerator="gpu" if n else "cpu")', "cuda-accelerator"),
         ("torch.set_default_tensor_type(torch.cuda.FloatTensor)", "cuda-default-type"),
         ("import torch.utils.data as d\nd.DistributedSampler(x, num_replicas=n)", "cuda-sampler"),
@@ -140,6 +141,8 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ("m = Net()\no = Adam(m.parameters())\nm.to(d)", "optimizer-before-move"),
         ("def f(m):\n    m = m.to(d)\nm = Net()\no = Adam(m.parameters())\nf(m)",
          "optimizer-before-move"),
+        ("m = Net()\no = Adam(m.parameters())\ndef step(b):\n    global m\n"
+         "    m = m.to(d)\n    f(b).backward()", "optimizer-before-move"),
         ("class T:\n    def __init__(self, m):\n        self.m = m.to(d)\n"
          "m = Net()\no = Adam(m.parameters())\nT(m)", "optimizer-before-move"),
         ("m = Net()\no = SGD(m.parameters())\nfor b in x:\n    f(b).backward()\n    optim.step()",
@@ -206,6 +209,12 @@ def test_what_ends_the_step_itself_needs_no_sync(tmp_path):
         "from transformers import TrainingArguments\nTrainingArguments('o', fp16=False, bf16=True)",
         "m = Net().to(d)\no = Adam(m.parameters())\nm.to(d)",
         "def f(m):\n    o = Adam(m.parameters())\n    m.to(d)",
+        "def make():\n    global m\n    m = m.to(d)\nmake()\no = Adam(m.parameters())",
+        "gpu = torch.device('cpu')\nx.to(gpu)",
+        "model_to_save.half().save_pretrained(f)",
+        "import torch_xla.distributed.xla_backend\nimport torch.distributed as dist\n"
+        "dist.init_process_group('xla', init_method='xla://')\n"
+        "m = torch.nn.parallel.DistributedDataParallel(m)",
         "SIZE = 1\nt = torch.utils.data.DataLoader(train, batch_size=SIZE, shuffle=True)",
         "class A:\n    def __init__(self, t):\n        self.e = tokenizer(t, padding=True)",
         "for i in x:\n    y = torch.cat([y, i.cpu()])",

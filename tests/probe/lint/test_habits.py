@@ -31,6 +31,7 @@ def train(index):
 torch_xla.launch(train)
 """
 )
+ENCODE = XLA + "def encode(t):\n    x = tokenizer(t, padding=True)\n    return x\n"
 CASES = {
     "read-in-step": (
         {
@@ -50,6 +51,8 @@ CASES = {
             "a test of a number": LOOP + "    if torch.isnan(loss):\n        break\n",
             "accelerate alone": ACCELERATE + "    total += loss.item()\n",
             "on a TPU": LOOP + "    if use_tpu:\n        total += loss.item()\n",
+            "in a text": LOOP + "    bar.set_description(f'{loss:.3f}')\n",
+            "in an old format": LOOP + "    bar.desc = '%d: %.3f' % (step, loss)\n",
             "a function of one step": XLA + "def step(x):\n    loss = m(x)\n    loss.backward()\n    return loss.item()\n",
         },
         {
@@ -69,6 +72,7 @@ CASES = {
             "a function that trains for long": XLA + "def f():\n    for x in l:\n        m(x).backward()\nfor e in range(3):\n    print(f().item())\n",
             "no step": XLA + "for x in loader:\n    total += model(x).item()\n",
             "a print of words": LOOP + "    print('loss goes down')\n",
+            "numbers in texts": LOOP + "    loss = loss.detach()\n    bar.desc = f'{mean_loss:.3f}' + 'loss %d' % step\n",
             "items of a dict": LOOP + "    for k, v in d.items(): pass\n",
         },
     ),
@@ -229,8 +233,14 @@ CASES = {
             "a collator that does": XLA + "self.c = DataCollatorSpeechSeq2SeqWithPadding(p)\n",
             "of a language model": XLA + "DataCollatorForLanguageModeling(t, mlm=False)\n",
             "sequences": XLA + "from torch.nn.utils.rnn import pad_sequence\npad_sequence(x)\n",
+            "a class's default": XLA + "class C:\n    padding: bool = True\n    def __call__(self, b):\n        b = self.processor.pad(b, padding=self.padding)\n",
+            "a function in a loop": ENCODE + "for t in texts:\n    encode(t)\n",
+            "a function of another": ENCODE + "def get(i):\n    return encode(texts[i])\n",
+            "a function that is given": ENCODE + "encode(texts)\ndata.map(encode)\n",
         },
         {
+            "all at once in a function": ENCODE + "ids = encode(texts)\n",
+            "fixed by a class": XLA + "class C:\n    padding: str = 'max_length'\n    def __call__(self, b):\n        b = self.processor.pad(b, padding=self.padding)\n",
             "fixed": XLA + "tokenizer(t, padding='max_length', max_length=128)\n",
             "a collator of whole samples": XLA + "tokenizer(t, padding='max_length')\nDataCollatorForLanguageModeling(t)\n",
             "a collator of one's own": XLA + "class DataCollatorWithPadding: ...\nDataCollatorWithPadding(t)\n",

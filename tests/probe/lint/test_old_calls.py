@@ -32,7 +32,7 @@ CASES = {
     ),
     "xmp-serial-executor": (
         "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.MpSerialExecutor()",
-        "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.MpModelWrapper(m)",
+        "import torch_xla.distributed.xla_multiprocessing as xmp\ns = xmp.MpSerialExecutor()\nxmp.spawn(f, nprocs=None, start_method='fork')",
     ),
     "xla-amp-autocast": ("from torch_xla.amp import autocast\nwith autocast(d): pass", "from torch import autocast\nwith autocast('xla'): pass"),
     "xla-amp-gradscaler": ("from torch_xla.amp import GradScaler", "from torch.amp import GradScaler"),
@@ -80,7 +80,7 @@ CASES = {
         "import torch\nimport torch_xla.distributed.parallel_loader as pl\nl = pl.MpDeviceLoader(d, dev)\ni = iter(l)\ni.next()\nnode.next()\niter(rows).next()",
     ),
     "tokenizer-encode": ("import torch\ntokenizer.encode_plus(t)\n", "import torch\ntokenizer(t)\nself.encode_plus = 1\n"),
-    "tokenizer-targets": ("import torch\nt.prepare_seq2seq_batch(a, b)\n", "import torch\nt(a, text_target=b)\n"),
+    "tokenizer-targets": ("import torch\nt.prepare_seq2seq_batch(a, b)\n", "import torch\nt(a, text_target=b)\nt.pad(labels=b)\n"),
     "python-removed-module": ("from symbol import parameters", "from mine.symbol import parameters\nimport importlib"),
     "scipy-gone": ("from scipy import signal\nsignal.gaussian(3, std=1)", "from scipy import signal\nsignal.windows.gaussian(3, std=1)"),
     "datasets-load-metric": ("from datasets import load_metric\nload_metric('glue')", "import evaluate\nevaluate.load('glue')"),
@@ -280,6 +280,7 @@ def test_calls_that_never_close_are_read_once():
 
 def test_a_tokenizer_needs_no_torch():
     assert ids("from transformers import AutoTokenizer\nwith t.as_target_tokenizer(): ...")
+    assert ids("from transformers import AutoProcessor\nwith p.as_target_processor(): ...")
 
 
 def test_comments_behind_an_import_that_stays_open_are_read_once():
@@ -329,6 +330,7 @@ def test_every_spelling_is_found(name):
         ("import timm\ntimm.models.layers.DropPath(0.1)", "timm-models-layers"),
         ("from timm.models.layers.drop import DropPath", "timm-models-layers"),
         ("import os\nos.environ.update({'XLA_USE_BF16': '1'})", "xla-environment"),
+        ("from transformers import AutoModel\nAutoModel.from_config(c, torch_dtype=d)", "torch-dtype"),
         ("import torch as T\nT.load('x.pt')", "torch-load"),
         ("from torch import serialization as s\ns.load('x.pt')", "torch-load"),
         ("import numpy\ngetattr(numpy, 'float')(3)", "numpy-aliases"),

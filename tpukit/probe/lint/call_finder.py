@@ -260,7 +260,7 @@ class _Finder:
         text = node.args[-1] if node.args else None
         if isinstance(text, ast.Constant) and isinstance(text.value, str):
             for row, old, name in find_in_command(text.value, self.table):
-                self._add(only_set(row), self.module.span(text), old, name, None)
+                self._add(only_set(row), self.module.span(text), old, name.group(), None)
 
     # -- places -----------------------------------------------------------------------------------
     def _found(self, node: _Place, row: OldCall, name: str, *, fixable: bool = True) -> None:
@@ -268,6 +268,8 @@ class _Finder:
         # A test of a release says nothing about another device.
         guarding = () if row.id in self.table.moves else self.guarding
         if any(condition.covers(row, name) for condition in guarding):
+            return
+        if any(text in self.module.text for text in row.unless.get("file", ())):
             return
         if self.has_alternative and is_import and row.status == "removed":
             return

@@ -98,7 +98,10 @@ def _made_too_early(tree: ast.Module) -> Iterator[ast.expr]:
     functions = [node for node in nodes_below(tree) if isinstance(node, ast.FunctionDef)]
     bodies: list[ast.Module | ast.FunctionDef] = [tree, *functions]
     given: dict[ast.AST, set[str]] = {f: {a.arg for a in f.args.args} for f in functions}
-    sent_by = {name for f in functions for name in given[f] & set(_sent(f))}
+    # A step that moves a global model runs after the optimizer was made.
+    shared = {f: {name for n in nodes_below(f) if isinstance(n, ast.Global) and trains(f)
+                  for name in n.names} for f in functions}  # fmt: skip
+    sent_by = {name for f in functions for name in (given[f] | shared[f]) & set(_sent(f))}
     for where in bodies:
         sent = _sent(where)
         for made in own_nodes(where.body, _ELSEWHERE):
@@ -173,7 +176,7 @@ def _within(node: ast.AST, names: Names, *, in_forward: bool) -> Iterator[tuple[
             if isinstance(first, ast.Constant) and str(first.value).startswith("cuda:"):
                 yield child, "cuda-device-text"
         elif isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
-            yield from _method(child, child.func, in_forward=in_forward)
+            yield from _method(child, child.func, names, in_forward=in_forward)
         elif isinstance(child, ast.Subscript) and in_forward and _is_mask(child, names):
             yield child, "cuda-values-shape"
         yield from _within(child, names, in_forward=inside)
@@ -203,13 +206,18 @@ def _is_looked_up(text: ast.Constant, outer: ast.AST) -> bool:
 
 
 def _method(
-    call: ast.Call, function: ast.Attribute, *, in_forward: bool
+    call: ast.Call, function: ast.Attribute, names: Names, *, in_forward: bool
 ) -> Iterator[tuple[ast.expr, str]]:
     if function.attr == "cuda" and source_text(function.value) != "torch":
         yield function, "cuda-method"
-    elif function.attr == "to" and call.args and _NUMBER.search(source_text(call.args[0])):
+    elif (
+        function.attr == "to"
+        and call.args
+        and _NUMBER.search(source_text(call.args[0]))
+        and "device" not in map(called_name, names.possible(call.args[0]))
+    ):
         yield function, "cuda-device-text"
-    elif function.attr == "half" and not call.args:
+    elif function.attr == "half" and not call.args and "save" not in holder(call):
         yield function, "cuda-half"
     elif is_optimizer_step(call):
         yield function, "cuda-sync"

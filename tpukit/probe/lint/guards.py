@@ -125,11 +125,9 @@ def _of_variable(node: ast.expr) -> list[Guard]:
 
 def early_test(node: ast.AST) -> ast.expr | None:
     """The test of an early return, or of an assertion."""
-    if isinstance(node, ast.Assert):
-        return node.test
-    if isinstance(node, ast.If) and (_ends(node.body) or _ends(node.orelse)):
-        return node.test
-    return None
+    if isinstance(node, ast.If) and not (_ends(node.body) or _ends(node.orelse)):
+        return None
+    return node.test if isinstance(node, ast.Assert | ast.If) else None
 
 
 def _ends(body: Sequence[ast.stmt]) -> bool:

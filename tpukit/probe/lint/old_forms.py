@@ -12,6 +12,7 @@ _POSITIONAL = {"add_": 2, "sub_": 2, "addcmul_": 3, "addcdiv_": 3}
 _OF_TOKENIZERS = {
     "encode_plus": "tokenizer-encode", "batch_encode_plus": "tokenizer-encode",
     "prepare_seq2seq_batch": "tokenizer-targets", "as_target_tokenizer": "tokenizer-targets",
+    "as_target_processor": "tokenizer-targets",
 }  # fmt: skip
 """Methods of tokenizers alone -> row's id."""
 

@@ -24,34 +24,25 @@ def find_in_shell_lines(
             continue
         at = line.index(MASK) + len(MASK)
         indent = len(line) - len(line.lstrip())
-        for row, match in _matches(line[at:], table):
+        for row, old, match in find_in_command(line[at:], table):
             start = indent + match.start()
             span = (number, start, number, start + len(match.group()))
-            yield row, span, _shown(row, match), match.group()
+            yield row, span, old, match.group()
 
 
-def find_in_command(text: str, table: CallTable) -> Iterator[tuple[OldCall, str, str]]:
-    """(row, old text, name) in one command, or in several lines of them."""
-    for row, match in _matches(text, table):
-        yield row, _shown(row, match), match.group()
-
-
-def _matches(text: str, table: CallTable) -> Iterator[tuple[OldCall, re.Match[str]]]:
+def find_in_command(text: str, table: CallTable) -> Iterator[tuple[OldCall, str, re.Match[str]]]:
+    """(row, old text, name's place) in one command, or in several lines of them."""
     for found in _VARIABLE.finditer(text):
         row = table.environment.get(found.group(1))
         inner = re.compile(re.escape(found.group(1))).search(text, found.start())
         if row is not None and inner is not None:
-            yield row, inner
+            yield row, row.old, inner
     if text.lstrip().startswith("#"):
         return
     for pattern, row in table.shell:
         match = pattern.search(text)
         if match is not None:
-            yield row, match
-
-
-def _shown(row: OldCall, match: re.Match[str]) -> str:
-    return row.old if row.kind == "environment" else match.group()[:80]
+            yield row, match.group()[:80], match
 
 
 def variables_set(node: ast.Call, table: CallTable) -> Iterator[tuple[ast.expr, OldCall, str]]:
@@ -70,9 +61,8 @@ def variables_set(node: ast.Call, table: CallTable) -> Iterator[tuple[ast.expr, 
 
 
 def variable_row(key: ast.expr | None, table: CallTable) -> OldCall | None:
-    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-        return table.environment.get(key.value)
-    return None
+    text = getattr(key, "value", None)
+    return table.environment.get(text) if isinstance(text, str) else None
 
 
 def only_set(row: OldCall) -> OldCall:

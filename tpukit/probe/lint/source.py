@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.errors import DataError
+from tpukit.probe.lint.syntax import calls_of
 
 LARGEST_BYTES = 20 << 20
 _MAGIC = re.compile(r"\s*(?:[!%?]|[\w.,\[\] ]+=\s*[!%])|.*\w\?{1,2}\s*$")
@@ -151,10 +152,8 @@ def mask_magics(text: str) -> str:
 
 def unmask(text: str) -> str:
     """Undoes `mask_magics` and `comment_out`."""
-    lines = (
-        re.sub(rf"(?:pass  )?{re.escape(MASK)}", "", line, count=1) for line in text.split("\n")
-    )
-    return "\n".join(lines)
+    mask = re.compile(rf"(?:pass  )?{re.escape(MASK)}")
+    return "\n".join(mask.sub("", line, count=1) for line in text.split("\n"))
 
 
 def comment_out(text: str) -> str:
@@ -206,8 +205,7 @@ def notebook_modules(path: str, notebook: Notebook) -> list[Module]:
         if _WRITEFILE.match(source):
             written.append(_written_file(path, source, number))
         indent = _common_indent(source)
-        if indent:
-            source = _without(indent, source)
+        source = "\n".join(line.removeprefix(indent) for line in source.split("\n"))
         text = _as_python(source, number, main)
         count = text.count("\n") + 1
         chunks.append(Chunk(line, count, number, indent=indent))
@@ -225,10 +223,6 @@ def _common_indent(source: str) -> str:
     return indent if indent and all(line.startswith(indent) for line in lines) else ""
 
 
-def _without(indent: str, source: str) -> str:
-    return "\n".join(line.removeprefix(indent) for line in source.split("\n"))
-
-
 def with_indent(indent: str, text: str) -> str:
     """Undoes what was taken from a cell that is indented throughout."""
     return "\n".join(indent + line if line.strip() else line for line in text.split("\n"))
@@ -239,11 +233,9 @@ def embedded_modules(module: Module) -> list[Module]:
     found: list[Module] = []
     if module.tree is None or "run_cell_magic" not in module.text:
         return found
-    for node in ast.walk(module.tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
+    for node in calls_of("run_cell_magic", ast.walk(module.tree)):
         values = [a.value for a in node.args if isinstance(a, ast.Constant)]
-        if node.func.attr != "run_cell_magic" or len(values) != 3 or values[0] != "writefile":
+        if len(values) != 3 or values[0] != "writefile":
             continue
         if str(values[1]).split(" ")[-1].endswith(".py"):
             text = str(values[2])

@@ -3,7 +3,7 @@ are never entered, never left, or keep gradients."""
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from tpukit.probe.lint.mistakes.training_code import Mistake, TrainingCode
@@ -11,6 +11,7 @@ from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
     argument,
+    called_name,
     calls_of,
     holder,
     method_of,
@@ -83,12 +84,14 @@ def _kept_losses(nodes: Sequence[ast.AST], losses: set[str]) -> Iterator[Mistake
         and re.search(r"\.(?:item|detach|tolist|cpu|data)\b|^float\(", source_text(node.value))
         for target in node.targets
     }
+    bare = _without_gradients(nodes)
     kept: list[tuple[ast.expr | ast.stmt, ast.expr]] = [
         (node, node.value)
         for node in nodes
         if isinstance(node, ast.AugAssign)
         and isinstance(node.op, ast.Add)
         and source_text(node.target) not in losses
+        and id(node) not in bare
     ]
     kept += [(call, call.args[0]) for call in calls_of("append", nodes) if call.args]
     for node, value in kept:
@@ -171,7 +174,7 @@ def never_in_eval(code: TrainingCode) -> Iterator[Mistake]:
         return
     nodes = nodes_below(code.tree)
     trained = {_model_called(n) for n in nodes if isinstance(n, LOOPS) and trains(n)}
-    bare = {id(n) for node in nodes if _is_without_gradients(node) for n in nodes_below(node)}
+    bare = _without_gradients(nodes)
     found = [
         (loop.iter, model)
         for loop in nodes
@@ -190,6 +193,11 @@ def never_in_eval(code: TrainingCode) -> Iterator[Mistake]:
         yield place, "never-in-eval", f"{model} without eval()"
 
 
+def _without_gradients(nodes: Iterable[ast.AST]) -> set[int]:
+    """The identities of the nodes there, and below them."""
+    return {id(n) for node in nodes if _is_without_gradients(node) for n in nodes_below(node)}
+
+
 def _is_without_gradients(node: ast.AST) -> bool:
     """A `with torch.no_grad():`, or a function under such a decorator."""
     around = [i.context_expr for i in node.items] if isinstance(node, ast.With) else []
@@ -206,10 +214,8 @@ def eval_not_left(code: TrainingCode) -> Iterator[Mistake]:
     for loop in nodes:
         inner = list(_own(loop.body)) if isinstance(loop, LOOPS) else []
         if calls_of("backward", inner):
-            called = [source_text(n.func).rpartition(".")[2] for n in inner
-                      if isinstance(n, ast.Call)]  # fmt: skip
             left = [call for call in calls_of("eval", inner) if not call.args]
-            left += [call for name in called for call in evaluations.get(name, ())]
+            left += [call for n in inner for call in evaluations.get(called_name(n), ())]
             if left:
                 first = min(left, key=lambda call: call.lineno)
                 yield first.func, "eval-not-left", source_text(first)
@@ -242,8 +248,7 @@ def _called_without_gradients(code: TrainingCode) -> set[str]:
     """Functions that the module calls where no gradients are recorded."""
     blocks = (node for node in nodes_below(code.tree) if isinstance(node, ast.With))
     bare = (b for b in blocks if any(map(_NO_GRADIENTS.search, map(ast.unparse, b.items))))
-    calls = (n for block in bare for n in nodes_below(block) if isinstance(n, ast.Call))
-    return {source_text(call.func).rpartition(".")[2] for call in calls}
+    return {called_name(n) for block in bare for n in nodes_below(block)}
 
 
 def _model_called(loop: ast.AST) -> str:
@@ -255,8 +260,8 @@ def _model_called(loop: ast.AST) -> str:
 
 def _calibrates(loop: ast.AST) -> bool:
     """Whether a loop only runs the model, for its batch statistics: no result is used."""
-    return not any(
-        isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Return)
-        and re.search(r"(?:model|net)\w*\.?\w*\(", source_text(n.value) if n.value else "", re.I)
-        for n in nodes_below(loop)
-    )
+    nodes = nodes_below(loop)
+    kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
+    used = [n.value for n in nodes if isinstance(n, kinds) and n.value]
+    used += [value for call in calls_of("append", nodes) for value in call.args]
+    return not any(re.search(r"(?:model|net)\w*\.?\w*\(", source_text(u), re.I) for u in used)

@@ -21,7 +21,9 @@ _ASKS_FOR_WRAP = re.compile(
     re.I,
 )
 _CAUGHT = ast.Name("hasattr")
-_BY_ENVIRONMENT = re.compile(r"LOCAL_RANK|deepspeed|local_rank\s*=(?!=)|--local-rank|SLURM_")
+_BY_ENVIRONMENT = re.compile(
+    r"LOCAL_RANK|deepspeed|^[^#\n]*local_rank\s*=(?!=|\s*\w+\.local_rank)|--local-rank|SLURM_", re.M
+)
 
 
 def in_module(code: TrainingCode) -> Iterator[Mistake]:

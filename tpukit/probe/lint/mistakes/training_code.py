@@ -70,7 +70,8 @@ class TrainingCode:
         """Whether a value is a softmax's (or a sigmoid's), or that of a model whose forward
         returns one."""
         own = value.id if isinstance(value, ast.Name) else ""
-        made = [v for v in self.names.possible(value) if not own or own not in _names_in(v)]
+        made = [v for v in self.names.possible(value)
+                if not own or all(getattr(n, "id", "") != own for n in nodes_below(v))]  # fmt: skip
         return bool(made) and all(self._is_of(v, by, self._classes(by)) for v in made)
 
     def _is_of(self, value: ast.expr, by: str, classes: Collection[str] = ()) -> bool:
@@ -120,7 +121,3 @@ def _lasts(names: frozenset[str]) -> frozenset[str]:
 def is_loader(value: ast.expr) -> bool:
     """By its name."""
     return _LOADS.search(source_text(value)) is not None
-
-
-def _names_in(value: ast.expr) -> set[str]:
-    return {node.id for node in nodes_below(value) if isinstance(node, ast.Name)}

@@ -200,7 +200,8 @@ def unused_imports(
     places = [place for place in rewritten if place.fix and place.fix.to]
     starts = {(place.line, place.column) for place in places}
     roots = {re.split(r"\W", lines[line - 1][column:])[0] for line, column in starts}
-    then = dict(zip(_functions(tree), _functions(after), strict=True))
+    old, new = ([n for n in ast.walk(t) if isinstance(n, FUNCTIONS)] for t in (tree, after))
+    then: dict[ast.AST, ast.AST] = dict(zip(old, new, strict=True))
     unused: set[tuple[int, int]] = set()
     for known in _imports_in(tree, ()):
         inner = known.around[-1] if known.around else None
@@ -215,10 +216,6 @@ def unused_imports(
             if local not in read and (is_left or (goes and not is_plain and local not in quoted)):
                 unused.add(at)
     return unused
-
-
-def _functions(tree: ast.Module) -> list[ast.AST]:
-    return [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
 
 
 def _names_used(tree: ast.AST) -> tuple[set[str], set[str]]:

@@ -17,7 +17,7 @@ def left_alone(fix: Fix, call: ast.Call | None) -> str:
     starred = None in given or any(isinstance(a, ast.Starred) for a in call.args)
     if starred and (fix.parameters or fix.drop or (fix.rename and not set(fix.rename) & given)):
         return "its arguments come from * or **"
-    names = [_parameter(fix, index) for index in range(len(call.args))]
+    names = [*fix.parameters, *("" for _ in call.args)][: len(call.args)]
     names += [keyword.arg or "" for keyword in call.keywords]
     unknown = [name for name in names if fix.only and name not in fix.only]
     if unknown:
@@ -62,7 +62,3 @@ def _option(value: ast.expr) -> str:
         key = value.slice if isinstance(value, ast.Subscript) else None
         return str(key.value) if isinstance(key, ast.Constant) else ""
     return value.id if isinstance(value, ast.Name) and value.id == "num_cores" else ""
-
-
-def _parameter(fix: Fix, index: int) -> str:
-    return fix.parameters[index] if index < len(fix.parameters) else ""

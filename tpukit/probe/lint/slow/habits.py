@@ -308,9 +308,12 @@ class _Visitor:
         if name in LOADERS:
             self._loader(node)
         keyword = argument(node, "padding")
-        padding = source_text(keyword) if keyword else ""
+        values = [keyword]
+        if isinstance(keyword, ast.Attribute) and source_text(keyword.value) == "self":
+            values = self.names.values(keyword.attr)  # those of its class
+        padding = next((t for v in values if v and (t := source_text(v)) in _PADS), "")
         if (
-            padding in _PADS
+            padding
             and re.search("token|pad|collat|process", called := source_text(node.func), re.I)
             and ("ollat" in called or not self._is_once(node))
         ):
@@ -326,16 +329,23 @@ class _Visitor:
             self.emit(node, "padding-to-longest", f"{node.name}() pads to the longest")
 
     def _is_once(self, node: ast.Call) -> bool:
-        """Whether a data set is padded as a whole (in no loop, by a script, its `main` or a class's
-        `__init__`), or tokens are compared with the truncated ones and go no further."""
+        """Whether a data set is padded as a whole (in no loop, by what runs once), or tokens are
+        compared with the truncated ones and go no further."""
         kinds = (ast.Assign, ast.Lambda, *FUNCTIONS, *LOOPS)
         around = [n for n in nodes_below(self._tree) if isinstance(n, kinds)
                   and n.lineno <= node.lineno <= (n.end_lineno or 0)]  # fmt: skip
         assigned = " ".join(source_text(n.targets[0]) for n in around if isinstance(n, ast.Assign))
-        functions = [n.name for n in around if isinstance(n, FUNCTIONS)]
+        functions = {n.name for n in around if isinstance(n, FUNCTIONS)}
         in_turn = any(isinstance(n, (ast.Lambda, *LOOPS)) for n in around)
-        is_whole = assigned and not in_turn and set(functions) <= {"main", "__init__"}
+        is_whole = assigned and not in_turn and functions <= self._run_once
         return bool(is_whole) or "untruncated" in assigned
+
+    @cached_property
+    def _run_once(self) -> set[str]:
+        """`main`, `__init__`, and functions that the script itself calls once."""
+        parts = (*FUNCTIONS, *LOOPS, ast.ClassDef, ast.Lambda, ast.ListComp, ast.GeneratorExp)
+        own = set(map(called_name, own_nodes(self._tree.body, parts)))
+        return {"main", "__init__"} | {name for name in own if self._text.count(name) == 2}
 
     def _loader(self, node: ast.Call) -> None:
         whole_call = ast.Call(node.func, node.args, self.names.keywords(node))

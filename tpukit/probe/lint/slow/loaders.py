@@ -36,7 +36,8 @@ class Loaders:
     def feeds_training(self, call: ast.Call) -> bool:
         """Whether names around it, its `shuffle` or a loop with a backward pass show that."""
         words = " ".join(self._words(call))
-        if _KEPT_WHOLE.search(words) or self.is_counted(call) or self._one_batch(call):
+        is_counted = called_name(self._parents.get(call, call)) == "len"  # and no more
+        if _KEPT_WHOLE.search(words) or is_counted or self._one_batch(call):
             return False
         shuffle = argument(call, "shuffle", 2)
         values = self._names.possible(shuffle) if shuffle else []
@@ -91,11 +92,6 @@ class Loaders:
         ]
         calls = ([outer for outer, _ in islice(self._around(use), 2)] for use in uses or [call])
         return all(list(map(called_name, two)) == ["iter", "next"] for two in calls)
-
-    def is_counted(self, call: ast.Call) -> bool:
-        """Whether `len` of it is all that is asked for."""
-        outer = self._parents.get(call)
-        return isinstance(outer, ast.Call) and source_text(outer.func) == "len"
 
     def _is_trained_on(self, call: ast.Call) -> bool:
         targets = self._targets(call)

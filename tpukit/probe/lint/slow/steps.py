@@ -13,6 +13,7 @@ from tpukit.probe.lint.syntax import (
     called_name,
     calls_of,
     children,
+    holder,
     nodes_below,
     source_text,
 )
@@ -112,6 +113,10 @@ class Steps:
         for call in calls:
             if id(call) not in inner:
                 self._emit(call, "read-in-step", f"{source_text(call)[:40]} in the step")
+        losses = {holder(call) for call in calls_of("backward", nodes)} - read
+        for text in (n for n in nodes if isinstance(n, ast.BinOp | ast.FormattedValue)):
+            if id(text) not in inner and not losses.isdisjoint(_formatted(text)):
+                self._emit(text, "read-in-step", f"{source_text(text)[:40]} in the step")
         tensors = _losses_computed(nodes) - read
         for test in (n.test for n in nodes if isinstance(n, _TESTS)):
             if _tests_a_tensor(test, tensors):
@@ -185,6 +190,14 @@ def _losses_computed(nodes: Sequence[ast.AST]) -> set[str]:
         for target in (outer.elts if isinstance(outer, ast.Tuple) else [outer])
         if isinstance(target, ast.Name) and _LOSS.search(target.id)
     }
+
+
+def _formatted(text: ast.BinOp | ast.FormattedValue) -> list[str]:
+    """What `"%.3f" % loss` or `f"{loss}"` shows, as code."""
+    if isinstance(text, ast.FormattedValue):
+        return [source_text(text.value)]
+    is_text = isinstance(getattr(text.left, "value", None), str)
+    return [source_text(e) for e in getattr(text.right, "elts", [text.right])] if is_text else []
 
 
 def _tests_a_tensor(test: ast.expr, tensors: set[str]) -> bool:
