@@ -197,7 +197,7 @@ CASES = {
     "torchcodec for a newer torch": (CODEC.format("2.4.0+cu124", "libavutil.so.60: cannot open shared object file: No such file"), "torchcodec-newer-than-torch", "torch 2.4.0"),
     "torchcodec without FFmpeg": (CODEC.format("2.9.1+cu130", "libavutil.so.60: cannot open shared object file: No such file"), "torchcodec-not-loaded", "apt install ffmpeg"),
     "torchcodec and a symbol": (CODEC.format("2.9.1+cu130", "libtorchcodec_core8.so: undefined symbol: _ZN3c10"), "torchcodec-other-torch", "torch 2.9.1"),
-    "a layer that is looked up": (TB + LIBRARY.format("vllm/config/vllm.py", "get_layers") + "KeyError: 'model.layers.0.self_attn.attn'", "layer-name-unknown", "no weight of the checkpoint"),
+    "a layer that is looked up": (TB + LIBRARY.format("vllm/config/vllm.py", "get_layers") + "KeyError: 'model.layers.0.self_attn.attn'", "layer-name-unknown", "not a weight of the checkpoint"),
     "a package of two releases": (TB + LIBRARY.format("trl/experimental/__init__.py", "<module>") + "ImportError: cannot import name 'TRLExperimentalWarning' from 'trl.import_utils' (/x/trl/import_utils.py)", "name-not-in-module", "--force-reinstall trl"),
     "an extension's last frame": (TB + LIBRARY.format("flex_gemm/ops/conv.py", "f").replace("f(x)", "kernels.cuda.neighbor_map(x)") + "RuntimeError: CUDA error: no kernel image is available for execution on the device", "extension-no-kernel-image", "of `flex_gemm`"),
     "ComfyUI's words for memory": ("!!! Exception during processing !!! Allocation on device\n" + TB, "cuda-oom", "--lowvram"),
