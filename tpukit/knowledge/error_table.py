@@ -46,7 +46,7 @@ class KnownError:
     needs: tuple[str, ...] = ()
     """One of these must stand nearby: the text alone is ambiguous."""
     below: tuple[str, ...] = ()
-    """Ids of more specific entries: found nearby, they replace this one."""
+    """Ids of more specific entries: found nearby, or by the exception, they replace this one."""
     exception: tuple[str, ...] = ()
     """Classes of exceptions (without their module; `*` for any) that this entry explains where no
     text is known. The groups of `message` fill `{name}` in `cause` and `fix`."""

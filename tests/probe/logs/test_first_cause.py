@@ -127,6 +127,19 @@ def test_a_program_that_tells_of_an_exception_without_its_class(log, id):
 
 
 @pytest.mark.parametrize(
+    ("message", "id"),
+    [(KEYWORD, "keyword-not-taken"), ("list index out of range", "index-too-high"),
+     ("mat1 and mat2 shapes cannot be multiplied (466816x1 and 128x3)", "linear-input-size"),
+     ("the frob is odd today", REPORTED.id)],
+)  # fmt: skip
+def test_a_class_that_the_log_does_not_have_is_not_printed(message, id):
+    first = explained(f"!!! Exception during processing !!! {message}")[0]
+    assert (first.id, first.role) == (id, "cause")
+    assert first.cause.startswith(f"`{message}`")
+    assert f"`TypeError: {message}`" in explained(f"TypeError: {message}")[0].cause
+
+
+@pytest.mark.parametrize(
     "log",
     [f"{KEYWORD}, falling back to the CPU", f"INFO: frob failed: {KEYWORD}", f"Frob says: {KEYWORD}",
      f"    return fail('{KEYWORD}')", f"Users may see that it failed: {KEYWORD}", "=" * 60,

@@ -5,7 +5,7 @@ import pytest
 from explained_logs import causes, explained
 
 from tpukit.knowledge.error_table import known_errors
-from tpukit.probe.logs.explain import ExplainedLog
+from tpukit.probe.logs import explain_log, open_log
 
 TB = 'Traceback (most recent call last):\n  File "/code/train.py", line 3, in <module>\n    run()\n'
 LIBRARY = '  File "/usr/lib/python3.12/site-packages/{}", line 7, in {}\n    f(x)\n'
@@ -13,6 +13,11 @@ TRACKER = (
     "wandb: Run x errored: RuntimeError('Caught RuntimeError in DataLoader worker process 0."
     '\\nOriginal Traceback (most recent call last):\\n  File "/code/data.py", line 3, in f\\n    a()'
     "\\nRuntimeError: stack expects each tensor to be equal size, but got [3] at entry 0\\n')"
+)
+CODEC = (
+    "RuntimeError: Could not load libtorchcodec. Likely causes:\n  1. FFmpeg is not properly installed in your environment. We support\n     versions 4, 5, 6, 7, and 8.\n"
+    "  2. The PyTorch version ({}) is not compatible with\n     this version of TorchCodec. Refer to the version compatibility\n     table:\n"
+    "[start of libtorchcodec loading traceback]\nFFmpeg version 8: {}"
 )
 CASES = {
     "pip of torch alone": ("ERROR: No matching distribution found for torch==1.7.1+cu110", "pip-no-distribution", "torch"),
@@ -188,6 +193,24 @@ CASES = {
     "a permission that Google lacks": ("google.api_core.exceptions.Forbidden: 403 GET https://x.y/b/foo: a@b.c does not have storage.buckets.get access to the Google Cloud Storage bucket.", "gcs-rights", "objectAdmin"),
     "the name of JAX's next release": ("TypeError: kernel() got an unexpected keyword argument 'scratch_types'", "keyword-not-taken", "jax>=0.11"),
     "a package of pip's behind a sentence": ("This behaviour is the source of the following dependency conflicts.\nfrob-tpu 2.18 requires libtpu==2.18, but you have libtpu 0.0.21 which is incompatible.\nValueError: frob must be odd", "words-value", "odd"),
+    "torchcodec for another CUDA": (CODEC.format("2.11.0+cu128", "OSError: libnvrtc.so.13: cannot open shared object file: No such file"), "torchcodec-other-cuda", "/whl/cu128"),
+    "torchcodec for a newer torch": (CODEC.format("2.4.0+cu124", "libavutil.so.60: cannot open shared object file: No such file"), "torchcodec-newer-than-torch", "torch 2.4.0"),
+    "torchcodec without FFmpeg": (CODEC.format("2.9.1+cu130", "libavutil.so.60: cannot open shared object file: No such file"), "torchcodec-not-loaded", "apt install ffmpeg"),
+    "torchcodec and a symbol": (CODEC.format("2.9.1+cu130", "libtorchcodec_core8.so: undefined symbol: _ZN3c10"), "torchcodec-other-torch", "torch 2.9.1"),
+    "a layer that is looked up": (TB + LIBRARY.format("vllm/config/vllm.py", "get_layers") + "KeyError: 'model.layers.0.self_attn.attn'", "layer-name-unknown", "not a weight of the checkpoint"),
+    "a package of two releases": (TB + LIBRARY.format("trl/experimental/__init__.py", "<module>") + "ImportError: cannot import name 'TRLExperimentalWarning' from 'trl.import_utils' (/x/trl/import_utils.py)", "name-not-in-module", "--force-reinstall trl"),
+    "an extension's last frame": (TB + LIBRARY.format("flex_gemm/ops/conv.py", "f").replace("f(x)", "kernels.cuda.neighbor_map(x)") + "RuntimeError: CUDA error: no kernel image is available for execution on the device", "extension-no-kernel-image", "of `flex_gemm`"),
+    "ComfyUI's words for memory": ("!!! Exception during processing !!! Allocation on device\n" + TB, "cuda-oom", "--lowvram"),
+    "memory with its figures": ("Sampler: sampling failed (OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated     : 29.60 GiB\nRequested               : 128.91 MiB\nDevice limit            : 31.36 GiB\nFree (according to CUDA): 28.69 MiB", "cuda-oom", "Requested: 129 MiB; free: 29 MiB"),
+    "a file that is newer": ("ValueError: Unknown tensor type in GGUF file, expected one of F16, Q8_0 but got 'MXFP4'", "file-newer-than-reader", "'MXFP4'"),
+    "files to be placed": ("RuntimeError:\nDownload failed.\n\nPlease manually place the model files at:\n  /models/frob\n\nDownload error: An error happened while trying to locate the file on the Hub and we cannot find the requested files in the local cache.", "files-to-place", "Place the files"),
+    "a rule before an advice": (TB + LIBRARY.format("frob/core.py", "f") + "AssertionError: speed must be a number. If you need to pass a list, call frobs()", "words-value", "speed must be a number"),
+    "a type of another release": (TB + "RuntimeError: Unexpected template output type: <class 'transformers.tokenization_utils_base.BatchEncoding'>", "type-of-another-release", "install the `transformers`"),
+    "a variable's method": (TB + LIBRARY.format("flax/nnx/variablelib.py", "__getattr__") + "AttributeError: 'jaxlib._jax.ArrayImpl' object has no attribute 'set_value'", "nnx-variable-within", "-U flax"),
+    "a placeholder": (TB + LIBRARY.format("mujoco/mjx/io.py", "f").replace("f(x)", "getattr(types.GraphMode, 'WARP')") + "AttributeError: type object 'int' has no attribute 'WARP'", "optional-import-placeholder", "pip install -U mujoco"),
+    "Triton on Windows": (TB.replace("/code/train.py", r"I:\ComfyUI\nodes\rms.py") + "ModuleNotFoundError: No module named 'triton'", "triton-not-installed", "triton-windows"),
+    "an option without its sign": (TB.replace("run()", 'key, value = arg.split("=")') + "ValueError: not enough values to unpack (expected 2, got 1)", "text-without-separator", "key=value"),
+    "Warp's package": ("ModuleNotFoundError: No module named 'chronos'", "module-of-another-name", "chronos-forecasting"),
     "a stuck collective": ("F0101 10:00:00.000000    12 rendezvous.cc:127] Termination timeout for `all reduce RendezvousKey{run_id=1}` of 40 seconds exceeded. Exiting to ensure a consistent program state.", "xla-stuck-collective", "rank"),
 }  # fmt: skip
 
@@ -314,6 +337,14 @@ def test_family(id):
         ("TypeError: Frob.run() takes 2 positional arguments but 3 were given", "argument-missing"),
         ("ModuleNotFoundError: No module named 'frobs'", "module-not-found"),
         ("ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory", "shared-library-missing"),
+        ("KeyError: 'layers.0.mlp.experts.w13_weight'", "weight-name-unknown"),
+        ("ValueError: not enough values to unpack (expected 2, got 1)", "values-not-unpacked"),
+        ("AttributeError: type object 'Frob' has no attribute 'WARP'", "attribute-not-in-object"),
+        ("AttributeError: type object 'int' has no attribute 'speed'", "attribute-not-in-object"),
+        ("TypeError: Unexpected value type: <class 'numpy.ndarray'>", "words-value"),
+        ("AttributeError: 'jaxlib._jax.ArrayImpl' object has no attribute 'speed'", "jax-array-attribute"),
+        ("RuntimeError: frob must be odd. You need to pass an odd one", "words-needs"),
+        (TB + LIBRARY.format("transformers/models/frob.py", "f").replace("f(x)", "torch.arange(9)") + "RuntimeError: CUDA error: no kernel image is available for execution on the device", "cuda-no-kernel-image"),
         ("RuntimeError: Failed. Set env var HYDRA_FULL_ERROR=1 to see more", "unknown-exception"),
         ("google.api_core.exceptions.Forbidden: 403 GET https://storage.googleapis.com/storage/v1/b/frob: no access", "service-credentials"),
     ],
@@ -369,6 +400,7 @@ def test_what_is_needed_for_a_kernel_is_not_a_kernel_that_failed(message, id):
      "[W1102 03:11:22.1 socket.cpp:755] [c10d] The client socket has failed to connect to [node11]:29500"
      " (errno: 111 - Connection refused).\n[rank0]: NCCL version 2.27.5\nepoch 1 loss 0.2",
      "frob 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.\nstep 1 loss 2.0",
+     "To use it, place the model files in /models/frob.\nstep 1 loss 2.0",
      "An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not installed. "
      "Falling back to cpu."],
 )  # fmt: skip
@@ -403,15 +435,12 @@ def test_a_symptom_alone_is_the_cause_and_a_launchers_report_is_not():
 @pytest.mark.parametrize(
     ("log", "has_error"),
     [("step 1 loss 2.0\nstep 2 loss 1.9\n0 errors, 2 steps", False), ("step 1\nerror: frob it", True),
-     (TB + "FrobError: odd", True), ("UserWarning: frob is deprecated", False)],
+     (TB + "FrobError: odd", True), ("Exception ignored in: <generator f at 0x1>\n" + TB + "FrobError: odd", False), ("UserWarning: frob is deprecated", False)],
 )  # fmt: skip
-def test_an_error_is_seen_or_not(log, has_error):
-    from tpukit.probe.logs.explain import _Suspects, unpack
-    from tpukit.probe.logs.log_text import clean_lines
-
-    suspects = _Suspects()
-    suspects.look(list(clean_lines(unpack(list(enumerate(log.split("\n"), start=1))))))
-    assert ExplainedLog(explained(log), suspects.lines, 3, []).has_error == has_error
+def test_an_error_is_seen_or_not(tmp_path, log, has_error):
+    path = tmp_path / "log"
+    path.write_text(log)
+    assert explain_log(open_log(str(path), 20.0), known_errors()).has_error == has_error
 
 
 def test_your_line_is_named_where_only_the_outer_exception_shows_it():

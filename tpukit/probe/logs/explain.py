@@ -50,13 +50,13 @@ class LogExplainer:
     """Explains lines that are fed piece by piece: by the table's texts, then by tracebacks."""
 
     def __init__(self, entries: Sequence[KnownError]) -> None:
-        self._matcher, self._tracebacks = Matcher(entries), TracebackReader()
+        self._matcher, self.tracebacks = Matcher(entries), TracebackReader()
         self._progress = StepsSeen()
         self._releases: dict[str, str] = {}
 
     def feed(self, lines: Sequence[Line]) -> None:
         self._matcher.feed(lines)
-        self._tracebacks.feed(lines)
+        self.tracebacks.feed(lines)
         self._progress.feed(lines)
         for line in lines:
             self._releases.update(releases_in(line.text))
@@ -64,11 +64,11 @@ class LogExplainer:
     def explanations(self) -> list[Explanation]:
         """The explanations: causes first, then consequences, warnings and harmless messages."""
         found = self._matcher.unreplaced()
-        chains = self._tracebacks.last_of_chains()
+        chains = self.tracebacks.last_of_chains()
         known = self._matcher.known_lines()
         found += explain_raised(chains, self._matcher.entries, known, self._releases)
         if not any(e.role == "cause" and not e.mild for e in found):
-            lines = (*self._tracebacks.logged, *self._tracebacks.latest)
+            lines = (*self.tracebacks.logged, *self.tracebacks.latest)
             logged = [raised for raised in lines if raised.line.number not in known]
             found += explain_logged(logged, self._matcher.entries, self._releases)
         return ranked(found, self._progress)
@@ -86,7 +86,7 @@ def explain_log(source: LogSource, entries: Sequence[KnownError]) -> ExplainedLo
     finally:
         source.close()
     explanations = explainer.explanations()
-    known = {explanation.line for explanation in explanations}
+    known = {explanation.line for explanation in explanations} | explainer.tracebacks.ignored
     unknown = [line for line in suspects.lines if line.number not in known]
     return ExplainedLog(explanations, unknown, count, source.notes)
 

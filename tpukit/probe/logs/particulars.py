@@ -155,7 +155,7 @@ def _of_release(
         result["release"] = f"The log names {library} {releases[library]}."
     elif library in here:
         result["release"] = f"Installed here: {library} {here[library]}."
-    if asker and asker.package != library:
+    if asker and (is_module or asker.package != library):
         result["asker"] = f"`{asker.package}`"
     return result
 
@@ -174,17 +174,18 @@ def _exchange(
     library: str, asker: Frame | None, user: str, lost: Lost | None, is_module: bool
 ) -> str:
     """Which of two packages to exchange, and for what."""
-    other = f"install the {f'`{library}`' if library else 'release'} that it was written for"
+    other = f"install the {f'`{_pip(library)}`' if library else 'release'} that it was written for"
     if lost and lost.range:
         other = f"run `pip install '{_pip(lost.library)}{lost.range}'`"
     elif breaks := libraries().get(library, {}).get("breaks"):
         other += f" (often `pip install '{_pip(library)}<{breaks}'`)"
+    if asker and asker.package == library and is_module:
+        again = f"`pip install --force-reinstall {_pip(library)}`"
+        return f"Two releases of `{library}` are mixed (an upgrade that broke off): {again}."
     if lost and lost.range.startswith(">"):
         return f"R{other[1:]}, or take the release of the caller that fits the older one."
     if asker and asker.package != library:
         return f"{_update(asker)} (it asks for it), or {other}."
-    if asker and is_module:
-        return f"Two releases of `{library}` are mixed: reinstall it, or {other}."
     if asker:
         given = "a model's own code, a config, an object of another package"
         return f"Update what `{library}` is given ({given}), or {other}."

@@ -40,8 +40,6 @@ def _is_source(text: str, start: int) -> bool:
 
 def _is_open(before: str) -> bool:
     """Whether a quotation mark before this place is not closed yet."""
-    if before.count('"') % 2 or before.count("`") % 2:
-        return True
-    if before.count("“") > before.count("”"):
+    if before.count('"') % 2 or before.count("`") % 2 or before.count("“") > before.count("”"):
         return True
     return bool(re.search(r"(?:^|[\s(])'[^']*$", before))

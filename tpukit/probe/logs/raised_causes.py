@@ -37,7 +37,7 @@ def explain_raised(
     rules = sorted((entry for entry in entries if entry.exception), key=_breadth)
     found: dict[str, Explanation] = {}
     for raised in chains:
-        if _is_explained(raised, known, releases) or not _is_own(raised):
+        if _is_explained(raised, known, rules, releases) or not _is_own(raised):
             continue
         chosen = _root(raised)
         if chosen is not raised and chosen.users_frame is None:
@@ -91,19 +91,26 @@ def _own_words(pattern: str) -> list[str]:
 
 
 def _is_explained(
-    raised: Raised, known: Mapping[int, Explanation], releases: Mapping[str, str]
+    raised: Raised,
+    known: Mapping[int, Explanation],
+    rules: Sequence[KnownError],
+    releases: Mapping[str, str],
 ) -> bool:
     """Whether the table explains a line of this chain; what it takes for a warning is the cause
-    where it ended the run."""
+    where it ended the run. An entry `below` it that fits the exception explains it better."""
     first = min(link.first_line for link in raised.chain())
     explained = False
     for number in range(first, raised.line.number + _MESSAGE_LINES + 1):
         explanation = known.get(number)
-        if explanation is None or (number > raised.line.number and not _is_strong(explanation)):
+        # What stands below an exception's line can be a part of its message.
+        is_weak = explanation and (explanation.role != "cause" or explanation.last_resort)
+        if explanation is None or (number > raised.line.number and is_weak):
             continue
         is_raised = any(link.line.number == number for link in raised.chain())
         if is_raised and explanation.role != "consequence" and not explanation.shown:
-            explanation.shown = _place(raised)
+            explanation.shown, below = _place(raised), explanation.entry.below
+            narrower = (r for r in rules if r.id in below and _matched(r, raised) is not None)
+            explanation.entry = next(narrower, explanation.entry)
             explanation.captures = particulars(
                 raised, explanation.captures, explanation.entry, releases
             )
@@ -111,11 +118,6 @@ def _is_explained(
             explanation.role, explanation.mild = "cause", False
         explained = explained or explanation.role in ("cause", "consequence") or is_raised
     return explained
-
-
-def _is_strong(explanation: Explanation) -> bool:
-    """Whether what stands below an exception's line can be a part of its message."""
-    return explanation.role == "cause" and not explanation.last_resort
 
 
 def _is_own(raised: Raised) -> bool:
@@ -155,15 +157,13 @@ def _answer(
 ) -> Explanation:
     is_sure = raised.frames or raised.name in _NATIVE
     confidence: Confidence = "probable" if is_sure else "possible"
-    is_mentioned = raised.name == "ImportError" and raised.name not in raised.line.text
-    is_weak = (
-        raised.class_name in _AFTERMATH or entry is REPORTED or is_mentioned or raised.is_logged
-    )
+    is_mentioned = raised.name == "ImportError" and not raised.has_class
+    is_weak = raised.class_name in _AFTERMATH or is_mentioned or raised.is_logged
     return Explanation(
         entry, raised.line.number, shorten(raised.line.text, 300),
         particulars(raised, captures, entry, releases), 1, entry.role,
         confidence, raised.line.stream, raised.line.number, mild=raised.is_handled,
-        last_resort=is_weak, shown=_sentence(raised, entry.topic),
+        last_resort=is_weak or entry is REPORTED, shown=_sentence(raised, entry.topic),
     )  # fmt: skip
 
 
@@ -191,9 +191,7 @@ def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
     about = None if rule.frames else _ABOUT_A_NAME.search(text)
     for expression in rule.message:
         match = expression.search(text)
-        if match and about and match.start() >= about.end():
-            continue
-        if match is not None:
+        if match and not (about and match.start() >= about.end()):
             return {name: value for name, value in match.groupdict().items() if value}
     return None
 
@@ -205,9 +203,8 @@ def _is_in(frame: Frame, parts: Sequence[str]) -> bool:
 
 def _sentence(raised: Raised, topic: str) -> str:
     """The exception, quoted, and the line of the user's code that led to it."""
-    text = f"{raised.name}: {raised.message}" if raised.message else raised.name
-    if not raised.has_class:
-        text = raised.message
+    parts = (raised.name if raised.has_class else "", raised.message)
+    text = ": ".join(filter(None, parts))
     if topic == "words" and raised.details and len(text) < _WIDTH:
         text = " ".join(f"{text} {raised.details}".split())
     return f"`{shorten(text, _WIDTH)}`. {_place(raised)}".rstrip()

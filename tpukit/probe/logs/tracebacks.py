@@ -121,8 +121,8 @@ class Raised:
 
     @property
     def has_class(self) -> bool:
-        """Whether the log names its class, where the reader gives it no name of its own."""
-        return self.name not in _WITHOUT_CLASS
+        """Whether the log names its class, which is not inferred or a name of the reader's own."""
+        return self.name not in _WITHOUT_CLASS and self.name in self.line.text
 
     @property
     def class_name(self) -> str:
@@ -185,6 +185,8 @@ class TracebackReader:
         self.raised: list[Raised] = []
         self.logged: list[Raised] = []
         """Lines on which a program may report an exception in its own words."""
+        self.ignored: set[int] = set()
+        """Lines of exceptions that Python printed and ignored."""
         self.latest: deque[Raised] = deque(maxlen=_MOST_LOGGED // 2)
         """The last lines that may be an exception's message alone."""
         self._readers: dict[str, _Reader] = {}
@@ -218,9 +220,7 @@ class TracebackReader:
             reader.link = link.lastgroup or ""
         elif _CHILD.match(text) and last is not None:
             last.is_report = True
-        elif (
-            frame := next(filter(None, (form.match(text) for form in _FRAMES)), None)
-        ) is not None:
+        elif frame := next(filter(None, (form.match(text) for form in _FRAMES)), None):
             reader.add(frame, line)
         elif reader.is_open and (arrow := _ARROW.match(text)) is not None and reader.frames:
             reader.frames[-1].line = int(arrow["line"])
@@ -262,9 +262,11 @@ class TracebackReader:
             raised.first_line = last.first_line
             self.raised.remove(last)
             raised.source, raised.while_handling = last.source, last.while_handling
-        if link != "ignored":
-            reader.last = raised
-            self.raised.append(raised)
+        if link == "ignored":
+            self.ignored.add(line.number)
+            return
+        reader.last = raised
+        self.raised.append(raised)
 
 
 def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None:
