@@ -170,7 +170,7 @@ def page(found: Mapping[str, Any]) -> str:
 
 
 def _not_asked(target: str, rows: Mapping[str, Any]) -> list[str]:
-    """Models of which there is no answer yet: each takes some 15 to 35 minutes on two cores."""
+    """Models of which there is no answer yet: most take 15 to 55 minutes on two cores."""
     missing = [name for name in _models_of(target) if name not in rows]
     return ["", f"Not asked yet: {'; '.join(missing)}."] if missing else []
 

@@ -88,7 +88,7 @@ CASES = {
     "an assertion about sizes": (TB + LIBRARY.format("frob/core.py", "f") + "AssertionError: row size 6 is not divisible by 4", "sizes-do-not-fit", "shapes"),
     "an error in bold": ("- **Error**: `torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 14.00 GiB`", "cuda-oom", "memory"),
     "an advice that reduces": ("OutOfResources: out of resource: shared memory, Required: 106496, Hardware limit: 101376. Reducing block sizes or `num_stages` may help.", "triton-out-of-resources", "block"),
-    "ranks that share a cache": (TB + "FileNotFoundError: [Errno 2] No such file or directory: '/root/.triton/cache/5GXG/frob.json'", "compile-cache-lost", "TRITON_CACHE_DIR"),
+    "ranks that share a cache": (TB + "FileNotFoundError: [Errno 2] No such file or directory: '/home/me/.triton/cache/5GXG/frob.json'", "compile-cache-lost", "TRITON_CACHE_DIR"),
     "a cache in a closed folder": (TB + "PermissionError: [Errno 13] Permission denied: '/.triton'", "compile-cache-denied", "TRITON_CACHE_DIR"),
     "a worker without a word": ("(EngineCore pid=1345) ERROR 04-14 23:32:32 [core.py:936] RuntimeError: Worker proc VllmWorker-1 died unexpectedly. See stack trace for root cause.", "server-worker-died", "dmesg"),
     "a list of capabilities": ("RuntimeError: torch._frob is only supported on CUDA devices with compute capability >= 9.0 or 8.9", "gpu-below-format", "compute capability >= 9.0"),

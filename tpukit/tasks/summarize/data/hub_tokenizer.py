@@ -37,12 +37,6 @@ class ChatPieces(NamedTuple):
     trimmed: tuple[bool, ...]
     """Whether the blanks at the ends of each of these go."""
 
-    @classmethod
-    def none(cls, roles: Sequence[str], *, asks: bool = False) -> Self:
-        """Those of no template."""
-        count = len(roles)
-        return cls(("",) * (count + 1), tuple(range(count)), (False,) * count)
-
 
 @dataclass(frozen=True)
 class HubTokenizer:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, Row
-from tpukit.tasks.summarize.data.hub_tokenizer import ChatPieces, HubTokenizer
+from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer, first_tokens
 
 BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"
@@ -88,14 +88,15 @@ class PromptFormat:
         block_size: int,
         style: PromptStyle = SUMMARIES,
     ) -> None:
-        if style.chat and not isinstance(tokenizer, HubTokenizer):
+        if isinstance(tokenizer, HubTokenizer):
+            self._pieces = cache(tokenizer.chat_pieces)
+        elif style.chat:
             raise ConfigError(
                 "chat: this tokenizer has no chat template.", "Give --init DIR of a chat model."
             )
         self.tokenizer = tokenizer
         self.block_size = block_size
         self.style = style
-        self._pieces = cache(getattr(tokenizer, "chat_pieces", ChatPieces.none))
         self._prefix = getattr(tokenizer, "prefix", [])
 
     def prompt(self, row: Row, room_after: int) -> list[int]:
