@@ -65,8 +65,9 @@ def _kill_workers_at_exit() -> None:
 
 
 def ignore_stop_signals() -> None:
-    """Ignores what a terminal sends to all its processes: the main one ends its workers."""
-    for number in (signal.SIGINT, signal.SIGHUP):
+    """Ignores what a terminal, `timeout` or a scheduler sends to all processes of a run: the main
+    one saves first and ends its workers."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 

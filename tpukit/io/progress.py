@@ -93,6 +93,11 @@ class Progress:
         self.done += items
         self._first += items
 
+    def restart(self, done: int) -> None:
+        """Takes rate and time left from here on: the first `done` items took longer than others."""
+        self.done = self._first = done
+        self._started, self._lines = time.monotonic(), Thinning()
+
     def advance(self, items: int = 1) -> None:
         """`items` more are done."""
         self.update(self.done + items)

@@ -133,8 +133,10 @@ class RunMonitor:
         self.recurring(f"First step: {format_duration(seconds)}.")
         steps = self.plan.total_steps - self.learner.steps_done
         left_seconds = steps * seconds
-        compiled = self.backend.compiles or self.backend.compiles_everything
-        if compiled or left_seconds < SHORT_RUN_SECONDS:
+        if self.backend.compiles or self.backend.compiles_everything:
+            self.progress.restart(self.learner.steps_done)
+            return
+        if left_seconds < SHORT_RUN_SECONDS:
             return
         text = f"At this rate the other {steps} steps take {format_duration(left_seconds)}."
         if left_seconds > LONG_RUN_SECONDS and "quick" in self.plan.task.presets:

@@ -74,6 +74,7 @@ def compile_forward(model: nn.Module, *, every_pass: bool) -> None:
     # A second's import, which eager runs do without.
     config: Any = importlib.import_module("torch._dynamo.config")
     config.recompile_limit = max(config.recompile_limit, SHAPES)
+    _avoid_wrong_gradients()
     logging.getLogger("torch._dynamo.convert_frame").addFilter(LIMIT_REACHED)
     eager: Any = model._call_impl
     call = eager
@@ -89,6 +90,16 @@ def compile_forward(model: nn.Module, *, every_pass: bool) -> None:
 
     # As `model.compile` does.
     model._compiled_call_impl = forward
+
+
+def _avoid_wrong_gradients() -> None:
+    """Switches off the fused reductions that make gradients of wrong shapes or values.
+
+    torch 2.10 to 2.13 fuse the gradients of a norm's input and weight so: pytorch #178080, #193061.
+    """
+    triton: Any = importlib.import_module("torch._inductor.config").triton
+    if hasattr(triton, "mix_order_reduction"):
+        triton.mix_order_reduction = False
 
 
 def compiled_graphs() -> int:
