@@ -13,7 +13,7 @@ from tpukit.commands.options.option_sets import read_value
 from tpukit.commands.options.own_options import DEFAULT_TASKS, command_of
 from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings, task_defaults
 from tpukit.errors import ConfigError
-from tpukit.hardware.select import settle_kernels
+from tpukit.hardware.select import find_kind, settle_kernels
 from tpukit.io.ranges import flag, range_problems, ranges_of
 from tpukit.io.toml import toml_text
 from tpukit.io.units import size_text
@@ -89,6 +89,10 @@ def size_model(
     task = ModelTask(model, inputs, given.task)
     request = dataclasses.replace(given, task={}).request(task)
     request = dataclasses.replace(request, spec=task.label)
+    if target is None and find_kind(request.config) == "gpu":
+        # As the loop of its own that will train it does, unless its author compiles it.
+        eager = dataclasses.replace(request.config, compile=False)
+        request = dataclasses.replace(request, config=eager)
     with carried(task) as source:
         return size_batch(request, source, target, settings, log, None, first)
 

@@ -143,7 +143,8 @@ class ModelOps(Protocol):
             ).triu(1)
             bias, causal = bias.masked_fill(future, float("-inf")), False
         if bias is not None:
-            bias = bias.to(query.dtype)
+            # A GPU's kernels take one whose keys lie side by side; others cost all probabilities.
+            bias = bias.to(query.dtype).contiguous()
         return F.scaled_dot_product_attention(query, key, value, bias, is_causal=causal)
 
 

@@ -133,7 +133,8 @@ class RunMonitor:
         self.recurring(f"First step: {format_duration(seconds)}.")
         steps = self.plan.total_steps - self.learner.steps_done
         left_seconds = steps * seconds
-        if self.backend.compiles or self.backend.compiles_everything:
+        if self.backend.compiles or self.backend.device.type != "cpu":
+            # Compiled, or on a GPU the kernels were loaded and the convolutions' were tried.
             self.progress.restart(self.learner.steps_done)
             return
         if left_seconds < SHORT_RUN_SECONDS:

@@ -3,6 +3,7 @@
 import importlib
 import logging
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -76,6 +77,8 @@ def compile_forward(model: nn.Module, *, every_pass: bool) -> None:
     config.recompile_limit = max(config.recompile_limit, SHAPES)
     _avoid_wrong_gradients()
     logging.getLogger("torch._dynamo.convert_frame").addFilter(LIMIT_REACHED)
+    # `--precision` has decided it.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     eager: Any = model._call_impl
     call = eager
     if type(model).__module__.startswith("torch."):

@@ -32,6 +32,8 @@ PLAIN = ("cross_entropy_loss", "avg_pool3d", "polar")
 HALF = (torch.float16, torch.bfloat16)
 FLASH_WIDTH = 256
 """Largest head of the flash kernels."""
+TILE = 64
+"""Side of the blocks in which the memory-efficient kernels sum the gradients of narrow heads."""
 AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
@@ -59,14 +61,53 @@ class FusedAttention(torch.autograd.Function):
         query, key, value, bias, output, sums = ctx.saved_tensors
         ctx.count(2.5 * ctx.flops)
         gradient = gradients[0].contiguous()
+        whole = query.dtype == torch.float32
+        # The sums of output and gradient by query: in fp32 of their product, not by the kernel.
+        product = torch.empty_like(query) if whole else None
         delta = torch.empty_like(sums)
-        widest = query.dtype == torch.float32
-        # Queries' gradients are summed in fp32 over blocks of keys.
-        summed = None if widest else torch.empty_like(query, dtype=torch.float32)
+        del product
         found = [torch.empty_like(t) for t in (query, key, value)]
-        of_bias = torch.empty_like(bias) if bias is not None and ctx.needs_input_grad[3] else None
+        of_bias = None
+        if bias is not None and ctx.needs_input_grad[3]:
+            # Of each row and head, before it is summed.
+            of_bias = query.new_empty(*query.shape[:-1], _up(key.shape[-2], 16))
+        summed = query.new_empty(_summed(query, flash=ctx.flash), dtype=torch.float32)
         del gradient, delta, summed, output
+        if of_bias is not None:
+            of_bias = of_bias[..., : key.shape[-2]].sum_to_size(bias.shape)
         return (*found, of_bias, None, None, None)
+
+
+class SafeSoftmax(torch.autograd.Function):
+    """Plain attention's softmax, which looks for rows without a key: twice the probabilities."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, axis: int, dtype: torch.dtype | None = None) -> Tensor:
+        softened = torch._softmax(values.to(dtype or values.dtype), axis, False)
+        is_masked = values == float("-inf")
+        rows = is_masked.all(axis, keepdim=True)
+        del is_masked
+        result = torch.where(rows, torch.zeros_like(rows, dtype=softened.dtype), softened)
+        ctx.save_for_backward(result)
+        ctx.axis, ctx.dtype = axis, values.dtype
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (result,) = ctx.saved_tensors
+        found = torch._softmax_backward_data(gradients[0], result, ctx.axis, ctx.dtype)
+        return found, None, None
+
+
+def _up(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def _summed(query: Tensor, *, flash: bool) -> tuple[int, ...]:
+    """Shape in which a kernel sums queries' gradients in fp32 over blocks of keys."""
+    *rows, queries, width = query.shape
+    step = 128 if flash or width > TILE else TILE
+    return (*rows, _up(queries, step), _up(width, 32 if flash else step))
 
 
 class CudaForms:
@@ -94,6 +135,7 @@ class CudaForms:
                 _autocast(library, name, _softmax)
             library.impl("dropout", _dropout, "AutogradCPU")
             library.impl("scaled_dot_product_attention", self.attention, "AutogradCPU")
+            library.impl("_safe_softmax", _safe_softmax, "AutogradCPU")
         try:
             yield
         finally:
@@ -104,6 +146,8 @@ class CudaForms:
     ) -> str:
         """flash, efficient or math: the first that takes these inputs, in torch's order."""
         half, width = query.dtype in HALF, query.shape[-1]
+        if any(t is not None and _is_spread(t) for t in (query, key, value, bias)):
+            return "math"
         same = width == value.shape[-1] and query.ndim == 4
         if half and same and bias is None and self.capability >= 8.0 and width <= FLASH_WIDTH:
             return "flash"
@@ -134,6 +178,16 @@ class CudaForms:
             query, key, value, attn_mask, self.count, kernel == "flash", share
         )
         return found
+
+
+def _safe_softmax(values: Tensor, axis: int, dtype: torch.dtype | None = None) -> Tensor:
+    found: Tensor = SafeSoftmax.apply(values, axis, dtype)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _is_spread(tensor: Tensor) -> bool:
+    """Whether a row's values do not lie side by side, which no kernel takes."""
+    return tensor.shape[-1] > 1 and tensor.stride(-1) != 1
 
 
 def _autocast(library: Any, name: str, form: Callable[..., Any]) -> None:
