@@ -14,7 +14,7 @@ from tpukit.commands.options.own_options import DEFAULT_TASKS, command_of
 from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings, task_defaults
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import settle_kernels
-from tpukit.io.ranges import flag, range_problems, ranges_of
+from tpukit.io.ranges import flag, range_problems
 from tpukit.io.toml import toml_text
 from tpukit.io.units import size_text
 from tpukit.probe.batch.search import SearchSettings
@@ -170,7 +170,7 @@ def task_source(request: TrainingRequest) -> TaskSource:
 
 def check_search(settings: SearchSettings, target: str | None, options: Mapping[str, Any]) -> None:
     """Raises ConfigError for what cannot be searched, before anything is built."""
-    problems = range_problems(vars(settings), ranges_of(SearchSettings))
+    problems = range_problems(settings)
     if settings.top < settings.multiple_of:
         problems.append(f"--max {settings.max} is below --multiple-of {settings.multiple_of}.")
     if problems:
