@@ -18,6 +18,7 @@ from tpukit.errors import DataError, TpukitError
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.train.checks import (
     check_entries,
+    check_examples,
     check_rows,
     check_sample,
     place_of_samples,
@@ -143,10 +144,11 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
 def example_batches(task: Task, settings: PlanSettings, data: Any = None) -> list[Batch]:
     """Host batches of each shape of a run planned with `settings`, the costliest first.
 
-    The task's own examples, or samples of its training data (`data` where it is open) repeated.
+    The task's own examples, checked, or samples of its training data (`data` where it is open)
+    repeated.
     """
     if overrides(task, "probe_batches") or overrides(task, "example_batches"):
-        return task.probe_batches(settings)
+        return check_examples(task.probe_batches(settings), task.example_batches)
     # A stream that is open must not be read for this.
     if data is None or is_stream(data):
         data = task.datasets().train

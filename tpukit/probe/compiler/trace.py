@@ -36,7 +36,6 @@ from tpukit.probe.compiler.source_map import (
     located_operations,
 )
 from tpukit.probe.unfilled_model import unfilled_model
-from tpukit.train.checks import check_examples
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import Learner, build_learner
 from tpukit.train.loader import example_batches
@@ -244,7 +243,7 @@ def _ready(
         settings = PlanSettings(
             micro_rows * accumulate, micro_rows, backend.devices, seed=0, compiles=True
         )
-        host = check_examples(example_batches(task, settings), task.example_batches)[0]
+        host = example_batches(task, settings)[0]
         batches = [backend.mesh.send_batch(host) for _ in range(accumulate)]
     return learner, batches
 
