@@ -225,29 +225,26 @@ class PlannedMicroBatches(Sampler[MicroBatch]):
                 yield micro.share(self.rank, self.world_size)
 
 
+@dataclass
 class StepBatches:
     """The device batches of a training, step by step."""
 
-    def __init__(
-        self, backend: Backend, sampler: PlannedMicroBatches, loader: MicroBatchLoader,
-        position: bytes | None = None,
-    ) -> None:  # fmt: skip
-        self.position = position
-        """Position of a training stream after the last step that is done."""
-        self._backend = backend
-        self._sampler = sampler
-        self._loader = loader
+    backend: Backend
+    sampler: PlannedMicroBatches
+    loader: MicroBatchLoader
+    position: bytes | None = None
+    """Position of a training stream after the last step that is done."""
 
     def read(self) -> Generator[list[Batch], None, None]:
         """The micro-batches of one step after the other."""
-        batches = self._backend.batches(self._loader)
+        batches = self.backend.batches(self.loader)
         for batch in batches:
-            count, _ = self._sampler.ahead[0]
+            count, _ = self.sampler.ahead[0]
             yield [batch, *itertools.islice(batches, count - 1)]
 
     def step_done(self) -> None:
         """The step whose batches were read last is done."""
-        _, self.position = self._sampler.ahead.popleft()
+        _, self.position = self.sampler.ahead.popleft()
 
 
 class GivenMicroBatches(Sampler[MicroBatch]):

@@ -67,13 +67,13 @@ def make_dialogue(seed: int, part: Part, index: int) -> Dialogue:
     return Dialogue("\r\n".join(lines), _with_articles(summary.format(**slots)), names)
 
 
+@dataclass(frozen=True)
 class _Speaker:
     """Turns phrases of the parts into lines of a chat."""
 
-    def __init__(self, rng: random.Random, part: Part, slots: dict[str, str]) -> None:
-        self.rng = rng
-        self.part = part
-        self.slots = slots
+    rng: random.Random
+    part: Part
+    slots: dict[str, str]
 
     def turn(self, who: str, phrases: dict[str, list[str]], *, opener: bool = False) -> str:
         """`Name: text`, one phrase of this part with its alternatives chosen."""
