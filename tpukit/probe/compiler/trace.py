@@ -20,7 +20,7 @@ import torch_xla.core.xla_model as xm
 from torch import Tensor, nn
 from torch_xla.core.xla_builder import create_placeholder_tensor
 
-from tpukit.hardware.backend import Batch, OptimizerSettings, ParameterGroup
+from tpukit.hardware.backend import Batch
 from tpukit.hardware.collectives import Collectives
 from tpukit.hardware.options import Precision
 from tpukit.hardware.xla.backend import XlaBackend, choose_products
@@ -127,14 +127,9 @@ class TracingBackend(KernelShares, XlaBackend):
         with self.placeholders.of_kind("parameters"):
             return super().prepare(model, train=train)
 
-    def optimizer(
-        self,
-        groups: Sequence[ParameterGroup],
-        settings: OptimizerSettings,
-        own: torch.optim.Optimizer | None = None,
-    ) -> torch.optim.Optimizer:
+    def optimizer(self, *given: Any) -> torch.optim.Optimizer:
         with self.placeholders.of_kind("optimizer"):
-            return super().optimizer(groups, settings, own)
+            return super().optimizer(*given)
 
     def watch(self, persistent: Callable[[], Sequence[Tensor]]) -> None:
         """Makes these tensors a program's outputs where the next syncs find them changed."""

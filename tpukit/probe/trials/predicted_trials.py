@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self
+from contextlib import AbstractContextManager
 
 from tpukit.errors import HardwareError, JobError, TpukitError
 from tpukit.hardware.detect import Hardware, detect_hardware, query_driver
@@ -54,7 +54,7 @@ def _tpu_here(options: HardwareOptions, hardware: Hardware) -> Target | None:
     return find_target(f"{tpu.generation.name}-{count}")
 
 
-class PredictedBeside:
+class PredictedBeside(AbstractContextManager["PredictedBeside"]):
     """Runs trials on this machine and predicts the same ones: meanwhile where the TPU compiler does
     so at full effort, afterwards for GPUs, whose host has little to spare.
 
@@ -106,9 +106,6 @@ class PredictedBeside:
         target = self.predicting.target
         assert target is not None
         return _prediction(target, trial)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self.predicting is not None:
