@@ -8,13 +8,15 @@ from contextlib import AbstractContextManager
 from tpukit.errors import HardwareError, JobError, TpukitError
 from tpukit.hardware.detect import Hardware, detect_hardware, query_driver
 from tpukit.hardware.host import Host
+from tpukit.hardware.launch.child import Child
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import find_kind, rank_count
 from tpukit.probe.compiler.client import find_client
 from tpukit.probe.roofline import estimate_step
-from tpukit.probe.targets import GpuTarget, Target, find_target, gpu_here
+from tpukit.probe.targets import GpuTarget, Target, find_any, find_target, gpu_here
 from tpukit.probe.trial import Prediction, TaskSource, Trial, TrialRequest
 from tpukit.probe.trials.evaluators import (
+    ChildEvaluator,
     CompilerEvaluator,
     MeasuredEvaluator,
     TracedEvaluator,
@@ -137,13 +139,18 @@ def _prediction(target: Target | GpuTarget, trial: Trial) -> Prediction:
     return Prediction(target.name, trial.fits, used, limit, step.seconds if step else None)
 
 
-def measured_evaluator(
+def open_evaluator(
     source: TaskSource,
     config: TrainConfig,
+    target_name: str | None,
     seconds: float | None,
     log: Callable[[str], None],
-) -> MeasuredEvaluator | PredictedBeside:
-    """Trials on this machine, with predictions for its GPU, or its TPU where the compiler is."""
+    first: Child | None = None,
+) -> ChildEvaluator | PredictedBeside:
+    """The TPU compiler or a trace for a target; without one trials on this machine, with
+    predictions for its GPU, or its TPU where the compiler is. `first`: see `TracedEvaluator`."""
+    if target_name is not None:
+        return predicting_evaluator(source, config, find_any(target_name), seconds, log, first)
     measured = MeasuredEvaluator(source, config, seconds)
     target = target_here(config)
     if target is None:
