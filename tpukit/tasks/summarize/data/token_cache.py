@@ -246,15 +246,16 @@ def _write_samples(
 
 def encoded_chunks(rows: Iterable[Row], prompts: PromptFormat) -> Iterator[list[EncodedRow]]:
     """The rows in order as examples, a chunk at a time, on all cores where it pays."""
-    chunks = _chunks(rows)
+    rows = iter(rows)
+    chunks = iter(lambda: list(itertools.islice(rows, ROWS_A_CHUNK)), [])
     start = list(itertools.islice(chunks, CHUNKS_WORTH_WORKERS))
-    chunks, cores = itertools.chain(start, chunks), allowed_cores()
+    everything, cores = itertools.chain(start, chunks), allowed_cores()
     if len(start) < CHUNKS_WORTH_WORKERS or cores == 1:
-        return (_encode(prompts, chunk) for chunk in chunks)
+        return (_encode(prompts, chunk) for chunk in everything)
     worker = partial(
         _encode_in_worker, prompts.tokenizer.to_bytes(), prompts.block_size, prompts.style
     )
-    return map_ordered(worker, chunks, cores)
+    return map_ordered(worker, everything, cores)
 
 
 def _encode(prompts: PromptFormat, rows: list[Row]) -> list[EncodedRow]:
@@ -272,9 +273,3 @@ def _encode_in_worker(
 def _format_in_worker(tokenizer: bytes, block_size: int, style: PromptStyle) -> PromptFormat:
     """Made once in a worker: a tokenizer takes longer to build than a chunk to encode."""
     return PromptFormat(tokenizer_from_bytes(tokenizer, "the tokenizer"), block_size, style)
-
-
-def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    rows = iter(rows)
-    while chunk := list(itertools.islice(rows, ROWS_A_CHUNK)):
-        yield chunk
