@@ -14,7 +14,7 @@ from tpukit.commands.options.own_options import DEFAULT_TASKS, command_of
 from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings, task_defaults
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import find_kind, settle_kernels
-from tpukit.io.ranges import flag, range_problems, ranges_of
+from tpukit.io.ranges import flag, range_problems
 from tpukit.io.toml import toml_text
 from tpukit.io.units import size_text
 from tpukit.probe.batch.search import SearchSettings
@@ -23,8 +23,6 @@ from tpukit.train.config import resolve
 if TYPE_CHECKING:
     from tpukit.hardware.launch.child import Child
     from tpukit.probe.trial import TaskSource
-    from tpukit.probe.trials.evaluators import ChildEvaluator
-    from tpukit.probe.trials.predicted_trials import PredictedBeside
     from tpukit.train.plan import TrainingRequest
 
     WriteCommand = Callable[[TrainingRequest, int, int], str]
@@ -114,11 +112,13 @@ def size_batch(
     from tpukit.commands.reports.batch import as_fields, as_text
     from tpukit.probe.batch.forms import recommend_form
     from tpukit.probe.targets import GpuTarget
+    from tpukit.probe.trials.predicted_trials import open_evaluator
     from tpukit.train.task import chosen_settings, form_name, forms_of
 
     task = request.task
     forms = {form_name(task, form): form for form in forms_of(task)}
-    with open_evaluator(request, source, target, settings.time_limit, log, first) as evaluator:
+    config = request.config if target else settle_kernels(request.config, log)
+    with open_evaluator(source, config, target, settings.time_limit, log, first) as evaluator:
         found = recommend_form(evaluator, settings, log, [*forms])
     if target is not None:
         is_gpu = isinstance(found.target, GpuTarget)
@@ -131,24 +131,6 @@ def size_batch(
     for line in as_text(found, request.spec, text):
         log(line)
     return as_fields(found, request.spec, text)
-
-
-def open_evaluator(
-    request: TrainingRequest,
-    source: TaskSource,
-    target: str | None,
-    seconds: float | None,
-    log: Callable[[str], None],
-    first: Child | None,
-) -> ChildEvaluator | PredictedBeside:
-    """The TPU compiler or a trace for a target, else the hardware of this machine."""
-    from tpukit.probe.targets import find_any
-    from tpukit.probe.trials.evaluators import predicting_evaluator
-    from tpukit.probe.trials.predicted_trials import measured_evaluator
-
-    if target is None:
-        return measured_evaluator(source, settle_kernels(request.config, log), seconds, log)
-    return predicting_evaluator(source, request.config, find_any(target), seconds, log, first)
 
 
 def early_child(target: str | None) -> Child | AbstractContextManager[None]:
@@ -174,7 +156,7 @@ def task_source(request: TrainingRequest) -> TaskSource:
 
 def check_search(settings: SearchSettings, target: str | None, options: Mapping[str, Any]) -> None:
     """Raises ConfigError for what cannot be searched, before anything is built."""
-    problems = range_problems(vars(settings), ranges_of(SearchSettings))
+    problems = range_problems(settings)
     if settings.top < settings.multiple_of:
         problems.append(f"--max {settings.max} is below --multiple-of {settings.multiple_of}.")
     if problems:

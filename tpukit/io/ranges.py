@@ -1,8 +1,10 @@
 """Ranges that numbers given by users must lie in."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+from tpukit.errors import ConfigError
 
 LARGEST_COUNT = 10**12
 LARGEST_BATCH = 2**31 - 1
@@ -50,7 +52,7 @@ def setting(default: Any, allowed: Range | None = None, **facts: Any) -> Any:
     return field(default=default, metadata={"range": allowed, **facts})
 
 
-def ranges_of(settings: type) -> dict[str, Range]:
+def ranges_of(settings: Any) -> dict[str, Range]:
     """The range of each number among the fields of a dataclass."""
     found = {entry.name: entry.metadata.get("range") for entry in fields(settings)}
     return {name: allowed for name, allowed in found.items() if allowed is not None}
@@ -70,12 +72,17 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def range_problems(
-    values: Mapping[str, Any], ranges: Mapping[str, Range], name: Callable[[str], str] = flag
-) -> list[str]:
-    """A sentence for each value outside its range; None was not given."""
+def range_problems(settings: Any, name: Callable[[str], str] = flag) -> list[str]:
+    """A sentence for each number in a dataclass outside its range; None was not given."""
+    values = vars(settings)
     return [
         allowed.problem(name(key), values[key])
-        for key, allowed in ranges.items()
-        if values.get(key) is not None and values[key] not in allowed
+        for key, allowed in ranges_of(settings).items()
+        if values[key] is not None and values[key] not in allowed
     ]
+
+
+def require_in_range(settings: Any, hint: str) -> None:
+    """Raises ConfigError for the numbers in a dataclass outside their ranges."""
+    if problems := range_problems(settings):
+        raise ConfigError(" ".join(problems), hint)

@@ -256,8 +256,11 @@ def _hint(annotation: ast.expr | None) -> Any:
 
 
 def _default(value: ast.expr | None) -> Any:
-    if value is None:
-        return MISSING
+    match value:
+        case None:
+            return MISSING
+        case ast.Call(func=ast.Name(id="setting"), args=[default, *_]):
+            value = default
     with suppress(ValueError):
         return ast.literal_eval(value)
     return ...

@@ -24,7 +24,6 @@ from tpukit.io.ranges import (
     Range,
     flag,
     range_problems,
-    ranges_of,
     setting,
     shown,
 )
@@ -283,7 +282,7 @@ def _expected(hint: Any) -> str:
 
 
 def _value_problems(config: object, name: Callable[[str], str]) -> list[str]:
-    problems = range_problems(vars(config), ranges_of(type(config)), name)
+    problems = range_problems(config, name)
     if not isinstance(config, TrainConfig):
         return problems
     if config.best_metric is not None and not METRIC.fullmatch(config.best_metric):

@@ -327,12 +327,12 @@ def _plain_globals() -> list[Any]:
 
 
 # -- samples that are tuples ---------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
 class NamedSamples:
     """A map-style data set of tuples as one of dicts."""
 
-    def __init__(self, data: Any, names: tuple[str, ...]) -> None:
-        self.data = data
-        self.names = names
+    data: Any
+    names: tuple[str, ...]
 
     def __len__(self) -> int:
         return len(self.data)

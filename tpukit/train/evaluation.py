@@ -180,6 +180,17 @@ def metrics_of_run(
     return {"task": task.name, "samples": samples, "metrics": metrics}
 
 
+def mean_values(
+    task: Task, model: nn.Module, backend: Backend, data: SampleSource
+) -> dict[str, float]:
+    """The means of what the loss returns over a data set; every rank must call it."""
+    rows = ROWS_PER_DEVICE * backend.devices
+    settings = PlanSettings(rows, rows, backend.devices, seed=0, compiles=backend.compiles)
+    micro_batches = list(task.evaluation_batches(data, settings))
+    sums, watch = BatchSums(task, backend, model), CompilationWatch(backend)
+    return metrics_of(sums, data, micro_batches, IN_PROCESS, watch)
+
+
 def _with_data_path(task: Task, request: EvaluationRequest) -> Task:
     if request.data_path is None:
         return task

@@ -18,6 +18,7 @@ from tpukit.errors import DataError, TpukitError
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.train.checks import (
     check_entries,
+    check_examples,
     check_rows,
     check_sample,
     place_of_samples,
@@ -143,10 +144,11 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
 def example_batches(task: Task, settings: PlanSettings, data: Any = None) -> list[Batch]:
     """Host batches of each shape of a run planned with `settings`, the costliest first.
 
-    The task's own examples, or samples of its training data (`data` where it is open) repeated.
+    The task's own examples, checked, or samples of its training data (`data` where it is open)
+    repeated.
     """
     if overrides(task, "probe_batches") or overrides(task, "example_batches"):
-        return task.probe_batches(settings)
+        return check_examples(task.probe_batches(settings), task.example_batches)
     # A stream that is open must not be read for this.
     if data is None or is_stream(data):
         data = task.datasets().train
@@ -223,29 +225,26 @@ class PlannedMicroBatches(Sampler[MicroBatch]):
                 yield micro.share(self.rank, self.world_size)
 
 
+@dataclass
 class StepBatches:
     """The device batches of a training, step by step."""
 
-    def __init__(
-        self, backend: Backend, sampler: PlannedMicroBatches, loader: MicroBatchLoader,
-        position: bytes | None = None,
-    ) -> None:  # fmt: skip
-        self.position = position
-        """Position of a training stream after the last step that is done."""
-        self._backend = backend
-        self._sampler = sampler
-        self._loader = loader
+    backend: Backend
+    sampler: PlannedMicroBatches
+    loader: MicroBatchLoader
+    position: bytes | None = None
+    """Position of a training stream after the last step that is done."""
 
     def read(self) -> Generator[list[Batch], None, None]:
         """The micro-batches of one step after the other."""
-        batches = self._backend.batches(self._loader)
+        batches = self.backend.batches(self.loader)
         for batch in batches:
-            count, _ = self._sampler.ahead[0]
+            count, _ = self.sampler.ahead[0]
             yield [batch, *itertools.islice(batches, count - 1)]
 
     def step_done(self) -> None:
         """The step whose batches were read last is done."""
-        _, self.position = self._sampler.ahead.popleft()
+        _, self.position = self.sampler.ahead.popleft()
 
 
 class GivenMicroBatches(Sampler[MicroBatch]):

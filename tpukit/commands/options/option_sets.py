@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin,
 import typer
 
 from tpukit.errors import ConfigError
-from tpukit.io.ranges import flag, range_problems, ranges_of
+from tpukit.io.ranges import flag, range_problems
 from tpukit.io.units import parse_bytes, parse_duration
 from tpukit.registry.declared import source_of
 
@@ -173,7 +173,7 @@ def with_option_sets(command: Command, own: Sequence[inspect.Parameter] = ()) ->
 def _built(kind: Any, given: Given) -> Any:
     """The dataclass of what was given. Raises ConfigError for a number out of its range."""
     built = kind(**given)
-    if problems := range_problems(given, ranges_of(kind)):
+    if problems := range_problems(built):
         raise ConfigError(" ".join(problems))
     return built
 

@@ -15,6 +15,7 @@ _SHOWN: dict[Role, int] = {"cause": 3, "consequence": 2, "warning": 2, "harmless
 """Maximum number that is shown in full, so that a report fits on a screen."""
 _MOST_NAMED = 6
 _WIDTH = 200
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: Output) -> int:
@@ -52,7 +53,8 @@ def explanation_lines(log: ExplainedLog) -> list[str]:
     for role in ROLES:
         same = [e for e in log.explanations if e.role == role]
         for index, explanation in enumerate(same[: _SHOWN[role]]):
-            lines += _explanation(explanation, _heading(role, index))
+            heading = "First cause" if role == "cause" and index == 0 else role.capitalize()
+            lines += _explanation(explanation, heading)
         if len(same) > _SHOWN[role]:
             lines.append(_more(same[_SHOWN[role] :], role, shown=_SHOWN[role] > 0))
     if not log.explanations:
@@ -63,11 +65,7 @@ def explanation_lines(log: ExplainedLog) -> list[str]:
         lines.append(
             "The cause is not in this log: look for the first error in the logs of all ranks."
         )
-    return [_printable(line) for line in lines]
-
-
-def _heading(role: Role, index: int) -> str:
-    return "First cause" if role == "cause" and index == 0 else role.capitalize()
+    return [_CONTROL_CHARACTERS.sub("", line) for line in lines]
 
 
 def _explanation(explanation: Explanation, heading: str) -> list[str]:
@@ -96,8 +94,3 @@ def _more(explanations: Sequence[Explanation], role: Role, shown: bool) -> str:
 
 def _cut(text: str) -> str:
     return shorten(text, _WIDTH)
-
-
-def _printable(text: str) -> str:
-    """The text without control characters."""
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "", text)

@@ -37,7 +37,7 @@ def attention_under_autocast(
     dtype = torch.get_autocast_dtype(kind)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     plain = attn_mask is None and not dropout_p and query.ndim == key.ndim == 4
-    if ops is not None and plain and _flash_allowed():
+    if ops is not None and plain and torch.backends.cuda.flash_sdp_enabled():  # type: ignore[no-untyped-call]
         keys, values = (_for_all_heads(t, query) if enable_gqa else t for t in (key, value))
         alike = query.shape[:2] == keys.shape[:2] and keys.shape == values.shape
         if alike and ops.can_fuse(query, keys, causal=is_causal):
@@ -50,10 +50,6 @@ def attention_under_autocast(
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-
-
-def _flash_allowed() -> bool:
-    return bool(torch.backends.cuda.flash_sdp_enabled())  # type: ignore[no-untyped-call]
 
 
 def _for_all_heads(tensor: Tensor, query: Tensor) -> Tensor:

@@ -161,7 +161,8 @@ def _passing_signals_on(torchrun: subprocess.Popen[bytes], status: Path) -> Iter
         elif not is_impatient(number, time.monotonic() - started):
             return
         received.append(number)
-        ranks = list(_process_ids(status)) if len(received) <= 2 else []
+        files = status.glob("pid-*") if len(received) <= 2 else ()
+        ranks = [int(file.read_text()) for file in files]
         for process in ranks or [torchrun.pid]:
             _send(process, signal.SIGINT if ranks and len(received) == 2 else signal.SIGTERM)
 
@@ -174,11 +175,6 @@ def _passing_signals_on(torchrun: subprocess.Popen[bytes], status: Path) -> Iter
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-
-
-def _process_ids(status: Path) -> Iterator[int]:
-    for file in status.glob("pid-*"):
-        yield int(file.read_text())
 
 
 def _send(process: int, number: int) -> None:

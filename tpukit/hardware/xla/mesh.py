@@ -41,7 +41,9 @@ class DeviceMesh:
     # -- sending ----------------------------------------------------------------------------------
     def send(self, value: Tensor, spec: Spec | None = None) -> Tensor:
         """A copy of a host tensor on the device, with memory of its own."""
-        sharding = None if spec is None else self._sharding(spec)
+        sharding = None
+        if spec is not None:
+            sharding = xs.ShardingSpec(self.mesh, spec, minibatch=xr.process_count() > 1)
         # `.to` would bake 0-d tensors that are 0 or 1 into the graph.
         sent: Tensor = xm.send_cpu_data_to_device([value], self.device, sharding)[0]
         return sent
@@ -56,9 +58,6 @@ class DeviceMesh:
             return self.send(tensor)
         spec = (AXIS,) + (None,) * (tensor.ndim - 1)
         return self.send(tensor, spec)
-
-    def _sharding(self, spec: Spec) -> Any:
-        return xs.ShardingSpec(self.mesh, spec, minibatch=xr.process_count() > 1)
 
     # -- models -----------------------------------------------------------------------------------
     def place(self, model: nn.Module) -> None:

@@ -199,11 +199,12 @@ class CompiledTrials:
         )
         if trial.unread:
             return trial
+        collectives = sum((Counter(r.collectives) for r in costs), Counter())
         return dataclasses.replace(
             trial,
             flops=_over_step([r.flops for r in costs], steps),
             kernel_flops=_over_step([r.kernel_flops for r in costs], steps),
-            collectives=_sum_collectives(costs),
+            collectives=dict(sorted(collectives.items())),
             collective_bytes=int(_over_step([r.collective_bytes for r in costs], steps)),
         )
 
@@ -213,8 +214,3 @@ def _over_step(values: Sequence[float], accumulate: int) -> float:
     if len(values) == 1:
         return values[0]
     return values[0] * accumulate + sum(values[1:])
-
-
-def _sum_collectives(programs: Sequence[hlo.ProgramCosts]) -> dict[str, int]:
-    total = sum((Counter(costs.collectives) for costs in programs), Counter())
-    return dict(sorted(total.items()))

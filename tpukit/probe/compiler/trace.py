@@ -20,7 +20,7 @@ import torch_xla.core.xla_model as xm
 from torch import Tensor, nn
 from torch_xla.core.xla_builder import create_placeholder_tensor
 
-from tpukit.hardware.backend import Batch, OptimizerSettings, ParameterGroup
+from tpukit.hardware.backend import Batch
 from tpukit.hardware.collectives import Collectives
 from tpukit.hardware.options import Precision
 from tpukit.hardware.xla.backend import XlaBackend, choose_products
@@ -36,7 +36,6 @@ from tpukit.probe.compiler.source_map import (
     located_operations,
 )
 from tpukit.probe.unfilled_model import unfilled_model
-from tpukit.train.checks import check_examples
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import Learner, build_learner
 from tpukit.train.loader import example_batches
@@ -128,14 +127,9 @@ class TracingBackend(KernelShares, XlaBackend):
         with self.placeholders.of_kind("parameters"):
             return super().prepare(model, train=train)
 
-    def optimizer(
-        self,
-        groups: Sequence[ParameterGroup],
-        settings: OptimizerSettings,
-        own: torch.optim.Optimizer | None = None,
-    ) -> torch.optim.Optimizer:
+    def optimizer(self, *given: Any) -> torch.optim.Optimizer:
         with self.placeholders.of_kind("optimizer"):
-            return super().optimizer(groups, settings, own)
+            return super().optimizer(*given)
 
     def watch(self, persistent: Callable[[], Sequence[Tensor]]) -> None:
         """Makes these tensors a program's outputs where the next syncs find them changed."""
@@ -244,7 +238,7 @@ def _ready(
         settings = PlanSettings(
             micro_rows * accumulate, micro_rows, backend.devices, seed=0, compiles=True
         )
-        host = check_examples(example_batches(task, settings), task.example_batches)[0]
+        host = example_batches(task, settings)[0]
         batches = [backend.mesh.send_batch(host) for _ in range(accumulate)]
     return learner, batches
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tpukit.hardware.backend import Average, OptimizerSettings, ParameterGroup
+from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import Collectives
 from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.hardware.eager.devices import CpuDevice
@@ -77,20 +77,12 @@ class RecordedBackend(EagerBackend):
         self.recorder.phase = "forward"
 
     @torch.no_grad()
-    def step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        lr: float | Tensor,
-        weight: Tensor,
-        clip_norm: float | None = None,
-        average: Average | None = None,
-    ) -> Tensor:
+    def step(self, optimizer: torch.optim.Optimizer, **given: Any) -> Tensor:
         self.recorder.phase = "step"
         # With DDP they are views of its buckets.
         own = (g for g in gradients_of(optimizer) if self.recorder.kind_of(local(g)) != "buckets")
         self.recorder.claim(own, "gradients")
-        norm = super().step(optimizer, lr=lr, weight=weight, clip_norm=clip_norm, average=average)
+        norm = super().step(optimizer, **given)
         self.recorder.phase = "forward"
         return norm
 

@@ -21,7 +21,6 @@ from tpukit.probe.gpu_memory.recorder import StorageRecorder, Trace
 from tpukit.probe.targets import GpuTarget
 from tpukit.probe.unfilled_model import built_model, unfilled_model
 from tpukit.train.batch_size import Examples
-from tpukit.train.checks import check_examples
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
 from tpukit.train.loader import example_batches
@@ -63,8 +62,7 @@ def trace_fake_step(
     forms = CudaForms(target.capability, count)
     shard = config.shard and target.devices > 1
     settings = PlanSettings(rows * accumulate * target.devices, rows, 1, seed=0, compiles=False)
-    hosts = examples(rows) if examples else example_batches(task, settings)
-    host = check_examples(hosts, task.example_batches)[0]
+    host = (examples(rows) if examples else example_batches(task, settings))[0]
     torch.manual_seed(0)
     registered = forms.registered() if as_cuda else nullcontext()
     ranks = fake_ranks(target.devices) if shard else nullcontext()

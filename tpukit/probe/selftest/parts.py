@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tpukit.hardware.launch.child import Child, ChildDiedError
 from tpukit.hardware.launch.holders import BUSY, PAUSES
@@ -84,9 +84,6 @@ class Bench(AbstractContextManager["Bench"]):
         """Ends a child: the device is free for another one."""
         if child := self._children.pop(where, None):
             child.finish()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for where in [*self._children]:

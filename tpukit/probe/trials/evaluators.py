@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Self
+from contextlib import AbstractContextManager
 
 from tpukit.errors import HardwareError, JobError, TpukitError
 from tpukit.hardware.detect import EMULATED_KERNELS
@@ -53,7 +53,7 @@ TRACE_CRASH_HINT = (
 CRASH_HINT = "This is not a lack of memory: run the training command to see the whole error."
 
 
-class ChildEvaluator:
+class ChildEvaluator(AbstractContextManager["ChildEvaluator"]):
     """Runs trials in a child process, and classifies its death."""
 
     target: Target | GpuTarget | None = None
@@ -139,9 +139,6 @@ class ChildEvaluator:
         if self._child is not None:
             self._end(self._child)
             self._child = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -21,7 +21,6 @@ from tpukit.probe.trial import (
     memory_by_kind,
 )
 from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
-from tpukit.train.checks import check_examples
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import Learner, load_learner
 from tpukit.train.loader import example_batches
@@ -110,7 +109,7 @@ def _host_batches(task: Task, backend: Backend, request: TrialRequest) -> list[B
     devices = backend.devices // backend.world_size
     rows = request.batch * devices
     settings = PlanSettings(rows * request.accumulate, rows, devices, 0, compiles=backend.compiles)
-    return check_examples(example_batches(task, settings), task.example_batches)
+    return example_batches(task, settings)
 
 
 def _copies(batch: Batch) -> Iterator[Batch]:

@@ -3,18 +3,20 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self
+from contextlib import AbstractContextManager
 
 from tpukit.errors import HardwareError, JobError, TpukitError
 from tpukit.hardware.detect import Hardware, detect_hardware, query_driver
 from tpukit.hardware.host import Host
+from tpukit.hardware.launch.child import Child
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import find_kind, rank_count
 from tpukit.probe.compiler.client import find_client
 from tpukit.probe.roofline import estimate_step
-from tpukit.probe.targets import GpuTarget, Target, find_target, gpu_here
+from tpukit.probe.targets import GpuTarget, Target, find_any, find_target, gpu_here
 from tpukit.probe.trial import Prediction, TaskSource, Trial, TrialRequest
 from tpukit.probe.trials.evaluators import (
+    ChildEvaluator,
     CompilerEvaluator,
     MeasuredEvaluator,
     TracedEvaluator,
@@ -54,7 +56,7 @@ def _tpu_here(options: HardwareOptions, hardware: Hardware) -> Target | None:
     return find_target(f"{tpu.generation.name}-{count}")
 
 
-class PredictedBeside:
+class PredictedBeside(AbstractContextManager["PredictedBeside"]):
     """Runs trials on this machine and predicts the same ones: meanwhile where the TPU compiler does
     so at full effort, afterwards for GPUs, whose host has little to spare.
 
@@ -107,9 +109,6 @@ class PredictedBeside:
         assert target is not None
         return _prediction(target, trial)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         if self.predicting is not None:
             self.predicting.close()
@@ -140,13 +139,18 @@ def _prediction(target: Target | GpuTarget, trial: Trial) -> Prediction:
     return Prediction(target.name, trial.fits, used, limit, step.seconds if step else None)
 
 
-def measured_evaluator(
+def open_evaluator(
     source: TaskSource,
     config: TrainConfig,
+    target_name: str | None,
     seconds: float | None,
     log: Callable[[str], None],
-) -> MeasuredEvaluator | PredictedBeside:
-    """Trials on this machine, with predictions for its GPU, or its TPU where the compiler is."""
+    first: Child | None = None,
+) -> ChildEvaluator | PredictedBeside:
+    """The TPU compiler or a trace for a target; without one trials on this machine, with
+    predictions for its GPU, or its TPU where the compiler is. `first`: see `TracedEvaluator`."""
+    if target_name is not None:
+        return predicting_evaluator(source, config, find_any(target_name), seconds, log, first)
     measured = MeasuredEvaluator(source, config, seconds)
     target = target_here(config)
     if target is None:

@@ -6,6 +6,7 @@ background. Tikhonov: W is the triangles' area (the function's own norm). NOSER 
 chosen on simulated samples.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -26,16 +27,14 @@ NOSER_LAMBDA = 1.5e-2
 NOSER_POWER = 0.5
 
 
+@dataclass(frozen=True, eq=False)
 class LinearReconstruction:
     """Conductivity changes of triangles from voltages, drawn as images."""
 
-    def __init__(self, matrix: NDArray[np.float32], triangle_of_pixel: NDArray[np.int64]) -> None:
-        """`matrix`: (triangles + 1, 208), the last row zero: what pixels outside the disk show.
-
-        `triangle_of_pixel`: (128 * 128,)
-        """
-        self.matrix = matrix
-        self.triangle_of_pixel = triangle_of_pixel
+    matrix: NDArray[np.float32]
+    """(triangles + 1, 208), the last row zero: what pixels outside the disk show."""
+    triangle_of_pixel: NDArray[np.int64]
+    """(128 * 128,)"""
 
     def images(self, ys: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
         """Voltages (..., 208), in volts -> conductivity changes (..., 128, 128), in S/m."""

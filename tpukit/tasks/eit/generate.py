@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from tpukit.errors import ConfigError, DataError
 from tpukit.io.files import write_file, writing_errors
 from tpukit.io.process import allowed_cores
-from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, SEED, Range, range_problems
+from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, SEED, Range, range_problems, setting
 from tpukit.io.units import format_bytes
 from tpukit.io.workers import map_completed
 from tpukit.tasks.eit.data.voltages import VOLTAGES
@@ -46,27 +46,19 @@ JOURNAL = ".simulation"
 BYTES_OF_IMAGE = 4 * 128 * 128
 SIMULATOR_VERSION = 1
 """Raised whenever the same seed gives other samples."""
-RANGES = {
-    "n": Range(10, LARGEST_BATCH),
-    "seed": SEED,
-    "start": Range(0, LARGEST_COUNT),
-    "workers": Range(1, 1024),
-    # 16 electrodes share 360 degrees.
-    "electrode_degrees": Range(1, 20, whole=False),
-    "noise": Range(0, 200, whole=False),
-}
-"""Ranges of the settings; of the noise each end."""
+NOISE = Range(0, 200, whole=False)
+"""What each end of the noise may be."""
 
 
 @dataclass(frozen=True)
 class SimulatedData:
     """Simulate an EIT data set; the same command continues a stopped one."""
 
-    n: int = 10_000
+    n: int = setting(10_000, Range(10, LARGEST_BATCH))
     """Samples: 80 % train, 10 % valid, 10 % test."""
-    seed: int = 0
+    seed: int = setting(0, SEED)
     """Seed; a sample depends on it and its index."""
-    start: int = 0
+    start: int = setting(0, Range(0, LARGEST_COUNT))
     """Index of the first sample."""
     labels: Literal["classes", "difference"] = "classes"
     """classes: -1 resistive, +1 conductive; difference: sigma - 1."""
@@ -74,18 +66,19 @@ class SimulatedData:
     """strong: plastic and metal; mild: sigma 0.01-0.9, 1.1-2."""
     noise: str = "33-60"
     """Signal to noise of a frame in dB: A, or A-B."""
-    electrode_degrees: float = 10.2
+    # 16 electrodes share 360 degrees.
+    electrode_degrees: float = setting(10.2, Range(1, 20, whole=False))
     """Electrode width: 10.2 real tanks, 4 the published simulation."""
     recon: bool = False
     """Add Tikhonov and Gauss-Newton images (TR, xs_gn)."""
-    workers: int | None = None
+    workers: int | None = setting(None, Range(1, 1024))
     """Worker processes (all cores)."""
     marks: ClassVar[tuple[str, ...]] = (".simulation", "mean.pth")
 
     def __post_init__(self) -> None:
         low, high = self.noise_db
-        given = [{**vars(self), "noise": low}, {"noise": high}]
-        problems = [problem for each in given for problem in range_problems(each, RANGES)]
+        problems = range_problems(self)
+        problems += [NOISE.problem("--noise", end) for end in (low, high) if end not in NOISE]
         if low > high:
             problems.append(f"--noise {self.noise}: the first must not exceed the second.")
         if problems:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tpukit.errors import ConfigError
-from tpukit.io.ranges import Range, range_problems
+from tpukit.io.ranges import Range, range_problems, require_in_range, setting
 from tpukit.tasks.eit.model.diffusion import Diffusion
 from tpukit.tasks.eit.model.network import SIZES, NetworkConfig
 from tpukit.train.task import TrainingDefaults
@@ -62,7 +62,7 @@ class EITConfig:
     """tiny, small, published (in lean form), or published-reference (in published form)."""
     data_path: str = "./data"
     """Folder with train/, valid/ and test/."""
-    sampling_steps: int = 5
+    sampling_steps: int = setting(5, STEPS)
     """DDIM steps from noise to an image."""
     loss: Literal["l1", "l2"] | None = None
     """Loss on the clean image: l1 (mean absolute error) or l2 (mean squared error). None: l1, as
@@ -81,7 +81,7 @@ class EITConfig:
             raise ConfigError(f"loss {self.loss!r} is neither l1 nor l2.")
         if self.refinement and not SIZES[self.base_size].refinement_channels:
             raise ConfigError(f"size {self.size} has no refinement: leave it out, or false.")
-        if problems := range_problems(vars(self), {"sampling_steps": STEPS}, str):
+        if problems := range_problems(self, str):
             raise ConfigError(problems[0])
 
     @property
@@ -110,12 +110,10 @@ class EITConfig:
 class SamplingOptions:
     """Options of `test`."""
 
-    sampling_steps: int | None = None
+    sampling_steps: int | None = setting(None, STEPS)
     """DDIM steps from noise to an image (default: the run's, 5)."""
-    samples: int = 1
+    samples: int = setting(1, Range(1, 10**6))
     """Images per measurement; their mean is evaluated."""
 
     def __post_init__(self) -> None:
-        ranges = {"sampling_steps": STEPS, "samples": Range(1, 10**6)}
-        if problems := range_problems(vars(self), ranges):
-            raise ConfigError(" ".join(problems), "`tpukit test --help` lists the options.")
+        require_in_range(self, "`tpukit test --help` lists the options.")

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from PIL import Image, ImageDraw
 
-from tpukit.errors import ConfigError
 from tpukit.io.files import write_csv, write_file
-from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, range_problems
+from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, require_in_range, setting
 
 if TYPE_CHECKING:
     from tpukit.io.progress import Progress
@@ -106,21 +105,16 @@ def _placed(points: list[Point], centre: Point, radius: float, turn: float) -> l
 class ShapeImages:
     """Generate images of eight shapes, to classify."""
 
-    n: int = 4000
+    n: int = setting(4000, Range(10 * len(CLASSES), LARGEST_BATCH))
     """Images: 80 % train, 10 % valid, 10 % test."""
-    seed: int = 0
+    seed: int = setting(0, SEED)
     """Seed; an image depends on it and its index."""
-    side: int = 64
+    side: int = setting(64, Range(16, 1024))
     """Height and width."""
     marks: ClassVar[tuple[str, ...]] = ("test_labels.csv", "train/*/000000.png")
 
     def __post_init__(self) -> None:
-        least = 10 * len(CLASSES)
-        ranges = {"n": Range(least, LARGEST_BATCH), "seed": SEED, "side": Range(16, 1024)}
-        if problems := range_problems(vars(self), ranges):
-            raise ConfigError(
-                " ".join(problems), f"A set has at least {least} images, ten a class."
-            )
+        require_in_range(self, f"A set has at least {10 * len(CLASSES)} images, ten a class.")
 
     def write(self, out: Path, progress: Progress, log: Callable[[str], None]) -> dict[str, Any]:
         """train/CLASS/*.png, valid/CLASS/*.png, test/*.png, test.csv (ids), test_labels.csv."""

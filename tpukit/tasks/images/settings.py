@@ -4,22 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tpukit.errors import ConfigError
-from tpukit.io.ranges import Range, range_problems
+from tpukit.io.ranges import Range, range_problems, setting
 
-RANGES = {
-    "image_size": Range(16, 4096),
-    "valid_fraction": Range(0, 0.9, whole=False),
-    "hflip": Range(0, 1, whole=False),
-    "vflip": Range(0, 1, whole=False),
-    "color_jitter": Range(0, 1, whole=False),
-    "smallest_crop": Range(0.001, 1, whole=False),
-    "mixup": Range(0, 10, whole=False),
-    "cutmix": Range(0, 10, whole=False),
-    "smoothing": Range(0, 0.999, whole=False),
-    "drop_path": Range(0, 0.999, whole=False),
-    "layer_decay": Range(0.01, 1, whole=False),
-    "classes": Range(1, 10**6),
-}
+SHARE = Range(0, 1, whole=False)
+RATE = Range(0, 0.999, whole=False)
+ALPHA = Range(0, 10, whole=False)
 
 
 NAMES = ("table", "folder", "id_column", "label_column", "fold", "fold_column", "group_column",
@@ -48,7 +37,7 @@ class ImagesConfig:
     """Column of the image's name or path (default: the first)."""
     label_column: str | None = None
     """Column of the class (default: the second)."""
-    valid_fraction: float = 0.1
+    valid_fraction: float = setting(0.1, Range(0, 0.9, whole=False))
     """Part of each class that is validated on, where the data has no validation part."""
     fold: str | None = None
     """Validate on the table's rows with this value in `fold_column`, instead of a fraction."""
@@ -60,27 +49,27 @@ class ImagesConfig:
     """Any timm model."""
     pretrained: str = "none"
     """Initial weights: none, timm (downloaded from timm's hub), or a .safetensors or .pth file."""
-    image_size: int | None = None
+    image_size: int | None = setting(None, Range(16, 4096))
     """Height and width of the model's input (default: the model's own)."""
-    drop_path: float = 0.0
+    drop_path: float = setting(0.0, RATE)
     """Rate of stochastic depth, for models that have it."""
-    layer_decay: float = 1.0
+    layer_decay: float = setting(1.0, Range(0.01, 1, whole=False))
     """Factor of the learning rate from each layer to the one before; 1 is off."""
     auto_augment: str | None = None
     """timm's policy, such as rand-m9-mstd0.5-inc1 (default: none)."""
-    smallest_crop: float = 0.08
+    smallest_crop: float = setting(0.08, Range(0.001, 1, whole=False))
     """Smallest part of the image's area that a random crop keeps; 1 crops nothing."""
-    hflip: float = 0.5
+    hflip: float = setting(0.5, SHARE)
     """Probability of a horizontal flip."""
-    vflip: float = 0.0
+    vflip: float = setting(0.0, SHARE)
     """Probability of a vertical flip."""
-    color_jitter: float = 0.4
+    color_jitter: float = setting(0.4, SHARE)
     """Strength of random brightness, contrast and saturation; not used with auto_augment."""
-    mixup: float = 0.0
+    mixup: float = setting(0.0, ALPHA)
     """Alpha of mixup (Zhang et al., 2018); 0 is off."""
-    cutmix: float = 0.0
+    cutmix: float = setting(0.0, ALPHA)
     """Alpha of cutmix (Yun et al., 2019); 0 is off. With both, each pair draws one of them."""
-    smoothing: float = 0.1
+    smoothing: float = setting(0.1, RATE)
     """Label smoothing."""
     class_weights: Literal["none", "balanced"] = "none"
     """Weights in the training loss: balanced counts each class alike, images / (classes x its
@@ -98,7 +87,7 @@ class ImagesConfig:
     """Test-time augmentation of `test` and `predict`: flip averages with the mirrored image."""
     probabilities: bool = False
     """Whether `predict` writes a column of probabilities for each class."""
-    classes: int = 1000
+    classes: int = setting(1000, Range(1, 10**6))
     """Number of classes where no data is opened, as in `probe-batch`."""
 
     def __post_init__(self) -> None:
@@ -108,7 +97,7 @@ class ImagesConfig:
                 object.__setattr__(self, name, str(getattr(self, name)))
         names = self.metrics if isinstance(self.metrics, list) else [self.metrics]
         object.__setattr__(self, "metrics", ",".join(map(str, names)))
-        problems = range_problems(vars(self), RANGES, str)
+        problems = range_problems(self, str)
         problems += [
             f"metrics: there is no {name!r}; there are {', '.join(METRIC_NAMES)}."
             for name in self.chosen

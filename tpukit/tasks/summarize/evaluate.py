@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from tpukit.errors import DataError
 from tpukit.io.files import write_csv, writing_errors
@@ -34,9 +33,9 @@ from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.tasks.summarize.metrics import KINDS, exact_match, rouge_scores
 from tpukit.tasks.summarize.predict import Log, TrainedSummarizer
-from tpukit.train.evaluation import ROWS_PER_DEVICE, mean_interval
+from tpukit.train.evaluation import mean_interval, mean_values
 from tpukit.train.requests import EvaluationRequest
-from tpukit.train.task import PlanSettings, Sample
+from tpukit.train.task import Sample
 
 Array = np.ndarray[Any, Any]
 SHOWN = 3
@@ -118,7 +117,8 @@ def evaluate_summaries(
     kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
     if not kept:
         raise DataError(f"{source}: all rows are {_too_long(trained)}.", "Test on others.")
-    loss = mean_loss(trained, ListedSamples([example for _, example in kept], config.buckets))
+    data = ListedSamples([example for _, example in kept], config.buckets)
+    loss = mean_values(trained.task, trained.model, trained.backend, data)["loss"]
     rows = [row for row, _ in kept]
     limit = config.max_new_tokens
     prompts = dialogue_prompts(rows, formats, limit)
@@ -172,27 +172,6 @@ def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
             "The ids must be those of test.csv.",
         )
     return [replace(row, summary=summaries[row.id]) for row in rows]
-
-
-@torch.no_grad()
-def mean_loss(trained: TrainedSummarizer, data: ListedSamples) -> float:
-    """Mean cross entropy of all targets."""
-    task, backend = trained.task, trained.backend
-    rows = ROWS_PER_DEVICE * backend.devices
-    settings = PlanSettings(rows, rows, backend.devices, 0, compiles=backend.compiles)
-    shares = [
-        micro.share(backend.rank, backend.world_size)
-        for micro in task.evaluation_batches(data, settings)
-    ]
-    batches = (task.collate([data[key.sample] for key in share.keys], share) for share in shares)
-    totals = torch.zeros(2, device=backend.device)
-    for batch in backend.batches(batches):
-        with backend.autocast():
-            part = task.loss(trained.model, batch)
-        totals = totals + torch.stack([part["loss"] * part["weight"], part["weight"]])
-        backend.finish()
-    total, weight = backend.to_host({"t": backend.all_reduce_sum(totals)})["t"].tolist()
-    return float(total / weight)
 
 
 # -- scores --------------------------------------------------------------------------------------

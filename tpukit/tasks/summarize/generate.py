@@ -20,9 +20,8 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tpukit.errors import ConfigError
 from tpukit.io.files import write_csv, writing_errors
-from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, range_problems
+from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, require_in_range, setting
 
 if TYPE_CHECKING:
     from tpukit.io.progress import Progress
@@ -68,13 +67,13 @@ def make_dialogue(seed: int, part: Part, index: int) -> Dialogue:
     return Dialogue("\r\n".join(lines), _with_articles(summary.format(**slots)), names)
 
 
+@dataclass(frozen=True)
 class _Speaker:
     """Turns phrases of the parts into lines of a chat."""
 
-    def __init__(self, rng: random.Random, part: Part, slots: dict[str, str]) -> None:
-        self.rng = rng
-        self.part = part
-        self.slots = slots
+    rng: random.Random
+    part: Part
+    slots: dict[str, str]
 
     def turn(self, who: str, phrases: dict[str, list[str]], *, opener: bool = False) -> str:
         """`Name: text`, one phrase of this part with its alternatives chosen."""
@@ -150,16 +149,14 @@ class DialogueFiles:
 class GeneratedDialogues:
     """Generate dialogues and their summaries; the test part's names and topics are its own."""
 
-    n: int = 20_000
+    n: int = setting(20_000, Range(2, LARGEST_BATCH))
     """Rows; a tenth (at most 5000) for testing."""
-    seed: int = 0
+    seed: int = setting(0, SEED)
     """Seed; a row depends on it and its index."""
     marks: ClassVar[tuple[str, ...]] = ("test_references.csv",)
 
     def __post_init__(self) -> None:
-        ranges = {"n": Range(2, LARGEST_BATCH), "seed": SEED}
-        if problems := range_problems(vars(self), ranges):
-            raise ConfigError(" ".join(problems), "At least one dialogue to train, one to test.")
+        require_in_range(self, "At least one dialogue to train, one to test.")
 
     def write(self, out: Path, progress: Progress, log: Callable[[str], None]) -> dict[str, Any]:
         """Writes `train.csv`, `test.csv` and `test_references.csv`; their JSON fields."""

@@ -70,19 +70,17 @@ def checked_job(config: SummarizeConfig, request: PredictionRequest) -> Predicti
     decoding = request.options or Decoding()
     if decoding.max_new_tokens is None:
         decoding = replace(decoding, max_new_tokens=config.max_new_tokens)
+    data = request.data_path or Path(config.data_path)
+    # Of a training file the one beside it.
+    folder = data.parent if data.suffix in SUFFIXES else data
     job = PredictionJob(
-        request.test_csv or default_test_file(request.data_path or Path(config.data_path)),
+        request.test_csv or data_file(folder, "test"),
         request.out or SUBMISSION,
         decoding,
         request.sample_submission,
     )
     require_writable(job.out)
     return job
-
-
-def default_test_file(data_path: Path) -> Path:
-    """The test.csv in a data folder, or beside a training file."""
-    return data_file(data_path.parent if data_path.suffix in SUFFIXES else data_path, "test")
 
 
 def require_writable(out: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import AdamSettings
-from tpukit.io.ranges import DECAY, LARGEST_COUNT, SEED, Range, range_problems
+from tpukit.io.ranges import DECAY, LARGEST_COUNT, SEED, Range, range_problems, setting
 from tpukit.tasks.summarize.data.csv_file import Columns
 from tpukit.tasks.summarize.data.prompt import PromptStyle
 from tpukit.tasks.summarize.model.lora import LoraConfig, parse_layers, parse_targets
@@ -39,14 +39,14 @@ class SummarizeConfig:
     """A folder with `train.csv`, or the file itself."""
     valid_file: str | None = None
     """A CSV file to validate on; None splits the training file."""
-    valid_fraction: float = 0.05
+    valid_fraction: float = setting(0.05, DECAY)
     """The part of the training file that is validated on."""
-    split_seed: int = 0
+    split_seed: int = setting(0, SEED)
     """Seeds the split."""
     model: str = "gpt2"
     """A public model such as `gpt2`, `Qwen3-0.6B` or `Gemma-3-270M` (an unknown name lists them),
     or a GPT-2 of LAYERSxHEADSxWIDTH."""
-    block_size: int = 1024
+    block_size: int = setting(1024, Range(32, 2**20))
     """Longest prompt and summary together, in tokens."""
     init: str | None = None
     """Weights to start from: a directory, a name on the hub, a nanoGPT checkpoint, or `scratch`.
@@ -54,7 +54,7 @@ class SummarizeConfig:
     tokenizer: str | None = None
     """`gpt2`, `train`, or a `.tiktoken` or `tokenizer.json` file. None: the `tokenizer.json` in the
     directory of `init` where there is one, else `gpt2`."""
-    vocabulary_size: int = 4096
+    vocabulary_size: int = setting(4096, Range(300, 2**20))
     """Tokens of a trained tokenizer."""
     prompt_column: str = "dialogue"
     """The column of a CSV or JSON file that is asked about, cut where it is too long."""
@@ -72,11 +72,11 @@ class SummarizeConfig:
     """The prompt is learned as well."""
     loss: str = "lean"
     """`lean` projects onto the vocabulary where there is a target; `reference` everywhere."""
-    buckets: int = 8
+    buckets: int = setting(8, Range(1, 1024))
     """Batch shapes: more pad less, and compile longer where graphs are compiled."""
     packing: bool = True
     """Several samples to a row, one batch shape, instead of buckets."""
-    dropout: float = 0.0
+    dropout: float = setting(0.0, DECAY)
     """Dropout on embeddings and residual branches."""
     recompute: bool | str = False
     """Recompute blocks in the backward pass instead of keeping them; `auto`: where the step does
@@ -84,29 +84,29 @@ class SummarizeConfig:
     weights: str = "fp32"
     """`fp32`, or `bf16`: frozen weights take half the memory, and AdamW keeps fp32 master copies of
     trained ones."""
-    lora_rank: int = 0
+    lora_rank: int = setting(0, Range(0, 2**16))
     """Rank of LoRA adapters; 0 trains all weights."""
-    lora_alpha: float = 16.0
+    lora_alpha: float = setting(16.0, Range(0, 1e6, whole=False, includes_low=False))
     """LoRA updates are scaled by alpha / rank."""
     lora_init: str | None = None
     """A directory with a PEFT adapter to go on from."""
-    lora_dropout: float = 0.0
+    lora_dropout: float = setting(0.0, DECAY)
     """Dropout on the input of LoRA adapters."""
     lora_targets: str = "qkv"
     """Matrices that are adapted: qkv, attention_out, mlp_in, mlp_out, or Hugging Face's names,
     separated by commas."""
     lora_layers: str | None = None
     """Layers that are adapted, counted from 0, such as `0,8-15`; None: all."""
-    score_samples: int = 32
+    score_samples: int = setting(32, Range(0, LARGEST_COUNT))
     """Validation samples whose summaries are written and scored at each validation; 0: none."""
-    max_new_tokens: int = 100
+    max_new_tokens: int = setting(100, Range(1, 2**20))
     """Most tokens of a summary at validation, in `test` and, by default, in `predict`."""
-    generation_slots: int = 32
+    generation_slots: int = setting(32, Range(1, 2**16))
     """Batch size of generation on each device."""
 
     def check(self) -> None:
         """Raises `ConfigError` for values that make no sense."""
-        problems = range_problems(vars(self), RANGES, str)
+        problems = range_problems(self, str)
         if self.loss not in ("lean", "reference"):
             problems.append(f"loss {self.loss!r} is neither lean nor reference.")
         if self.weights not in ("fp32", "bf16"):
@@ -146,21 +146,6 @@ class SummarizeConfig:
 PROMPTING = ("prompt_column", "completion_column", "id_column", "template", "chat",
              "loss_on_prompt", "lora_dropout", "lora_layers", "weights")  # fmt: skip
 """Settings of which a run records other values than the defaults alone."""
-RANGES: Mapping[str, Range] = {
-    "valid_fraction": DECAY,
-    "split_seed": SEED,
-    "block_size": Range(32, 2**20),
-    "vocabulary_size": Range(300, 2**20),
-    "buckets": Range(1, 1024),
-    "dropout": DECAY,
-    "lora_dropout": DECAY,
-    "lora_rank": Range(0, 2**16),
-    "lora_alpha": Range(0, 1e6, whole=False, includes_low=False),
-    "score_samples": Range(0, LARGEST_COUNT),
-    "max_new_tokens": Range(1, 2**20),
-    "generation_slots": Range(1, 2**16),
-}
-"""What the numbers among the settings may be."""
 
 PRESETS: Mapping[str, Preset] = {
     "quick": Preset(

@@ -263,15 +263,11 @@ class SummarizeTask(Task):
         """The model's shape: a run's, of the weights to start from, or the config's."""
         if self.pretrained is not None:
             return self._as_trained(self.pretrained.config)
-        vocabulary = self.tokenizer.vocabulary_size
-        return self._as_trained(self._shape_from_scratch(vocabulary))
+        return self._from_scratch(self.tokenizer.vocabulary_size)
 
-    def _shape_from_scratch(self, vocabulary_size: int) -> DecoderConfig:
-        return replace(
-            parse_model_size(self.config.model),
-            vocabulary_size=vocabulary_size,
-            block_size=self.config.block_size,
-        )
+    def _from_scratch(self, vocabulary_size: int) -> DecoderConfig:
+        size, length = parse_model_size(self.config.model), self.config.block_size
+        return self._as_trained(replace(size, vocabulary_size=vocabulary_size, block_size=length))
 
     def _as_trained(self, shape: DecoderConfig) -> DecoderConfig:
         return replace(shape, dropout=self.config.dropout)
@@ -345,8 +341,7 @@ class SummarizeTask(Task):
             vocabulary = parse_model_size(self.config.model).vocabulary_size
         else:
             vocabulary = self.tokenizer.vocabulary_size
-        shape = self._as_trained(self._shape_from_scratch(vocabulary))
-        return self._with(model_config=shape, pretrained=None)
+        return self._with(model_config=self._from_scratch(vocabulary), pretrained=None)
 
     def _with(self, **known: Any) -> Self:
         """The same task, but these cached properties are given instead of found out."""

@@ -23,12 +23,12 @@ SHAPE = (1, ELECTRODES, MEASUREMENTS)
 """Shape of the tensors in `mean.pth` and `std.pth`."""
 
 
+@dataclass(frozen=True, eq=False)
 class EITDataset:
     """`dataset[i]` is `{"voltages": (1, 16, 16), "image": (1, 128, 128)}`, both float32."""
 
-    def __init__(self, samples: Samples, normalisation: Normalisation) -> None:
-        self.samples = samples
-        self.normalisation = normalisation
+    samples: Samples
+    normalisation: Normalisation
 
     def __len__(self) -> int:
         return len(self.samples.ys)

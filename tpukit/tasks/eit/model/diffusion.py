@@ -115,16 +115,16 @@ class Reconstructions:
     """The mean of all K sampled images of each: an estimate of the posterior mean."""
 
 
+@dataclass(frozen=True)
 class Sampler:
     """Samples images on a backend, in batches of one shape and steps of one graph."""
 
-    def __init__(self, steps: Sequence[SamplingStep], side: int, rows: int, seed: int) -> None:
-        self.steps = steps
-        self.side = side
-        """Pixels along each side of an image."""
-        self.rows = rows
-        """Batch size over all ranks."""
-        self.seed = seed
+    steps: Sequence[SamplingStep]
+    side: int
+    """Pixels along each side of an image."""
+    rows: int
+    """Batch size over all ranks."""
+    seed: int
 
     def reconstruct(
         self,

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,7 @@ NO_IMAGE = -1
 """Label of a sample whose file cannot be read; `ImagesTask.collate` masks its row."""
 
 
+@dataclass(frozen=True)
 class ImageFiles:
     """Decoded images with their labels; `ImagesTask.draw` makes arrays of them.
 
@@ -188,13 +190,11 @@ class ImageFiles:
         (`augment`) the next image takes its place. Else it is a DataError.
     """
 
-    def __init__(
-        self, images: LabelledImages, side: int, *, augment: bool, skip_damaged: bool = False
-    ) -> None:
-        self.images = images
-        self.side = side
-        self.augment = augment
-        self.skip_damaged = skip_damaged
+    images: LabelledImages
+    side: int
+    _: KW_ONLY
+    augment: bool
+    skip_damaged: bool = False
 
     def __len__(self) -> int:
         return len(self.images)

@@ -96,7 +96,8 @@ def load_pretrained(model: nn.Module, config: ImagesConfig) -> None:
     else:
         weights = _from_file(Path(config.pretrained))
     own = model.state_dict()
-    head = _head_names(model)
+    head = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
+    head = head if isinstance(head, str) else tuple(head)
     fits = {n: w for n, w in weights.items() if n in own and own[n].shape == w.shape}
     wrong = [n for n in own if n not in fits and not n.startswith(head)]
     if wrong:
@@ -107,11 +108,6 @@ def load_pretrained(model: nn.Module, config: ImagesConfig) -> None:
             "Give the weights of the same timm model and image size, or pretrained=none.",
         )
     model.load_state_dict({**own, **fits})
-
-
-def _head_names(model: nn.Module) -> tuple[str, ...]:
-    found = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
-    return (found,) if isinstance(found, str) else tuple(found)
 
 
 def _from_hub(config: ImagesConfig) -> Mapping[str, Tensor]:

@@ -173,7 +173,8 @@ def _places(header: dict[str, Any]) -> list[int]:
     """Byte offsets of tokens, starts, targets and rows, each aligned to 8."""
     samples = header["samples"]
     sizes = [header["tokens"] * np.dtype(header["dtype"]).itemsize, (samples + 1) * 8, samples * 4]
-    return list(itertools.accumulate(map(_aligned, sizes), initial=HEADER_BYTES))
+    aligned = (-(-size // 8) * 8 for size in sizes)
+    return list(itertools.accumulate(aligned, initial=HEADER_BYTES))
 
 
 def _digest(file: BufferedReader | BufferedRandom, header: dict[str, Any]) -> str:
@@ -182,10 +183,6 @@ def _digest(file: BufferedReader | BufferedRandom, header: dict[str, Any]) -> st
     found = hashlib.file_digest(file, "sha256")
     found.update(json.dumps(header, sort_keys=True).encode())
     return found.hexdigest()
-
-
-def _aligned(size: int) -> int:
-    return -(-size // 8) * 8
 
 
 def _view(data: Array, start: int, count: int, dtype: np.dtype[Any]) -> Array:
@@ -249,15 +246,16 @@ def _write_samples(
 
 def encoded_chunks(rows: Iterable[Row], prompts: PromptFormat) -> Iterator[list[EncodedRow]]:
     """The rows in order as examples, a chunk at a time, on all cores where it pays."""
-    chunks = _chunks(rows)
+    rows = iter(rows)
+    chunks = iter(lambda: list(itertools.islice(rows, ROWS_A_CHUNK)), [])
     start = list(itertools.islice(chunks, CHUNKS_WORTH_WORKERS))
-    chunks, cores = itertools.chain(start, chunks), allowed_cores()
+    everything, cores = itertools.chain(start, chunks), allowed_cores()
     if len(start) < CHUNKS_WORTH_WORKERS or cores == 1:
-        return (_encode(prompts, chunk) for chunk in chunks)
+        return (_encode(prompts, chunk) for chunk in everything)
     worker = partial(
         _encode_in_worker, prompts.tokenizer.to_bytes(), prompts.block_size, prompts.style
     )
-    return map_ordered(worker, chunks, cores)
+    return map_ordered(worker, everything, cores)
 
 
 def _encode(prompts: PromptFormat, rows: list[Row]) -> list[EncodedRow]:
@@ -275,9 +273,3 @@ def _encode_in_worker(
 def _format_in_worker(tokenizer: bytes, block_size: int, style: PromptStyle) -> PromptFormat:
     """Made once in a worker: a tokenizer takes longer to build than a chunk to encode."""
     return PromptFormat(tokenizer_from_bytes(tokenizer, "the tokenizer"), block_size, style)
-
-
-def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    rows = iter(rows)
-    while chunk := list(itertools.islice(rows, ROWS_A_CHUNK)):
-        yield chunk

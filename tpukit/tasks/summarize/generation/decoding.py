@@ -4,14 +4,14 @@ Prompts are sorted by length and cut into chunks. The plan is a function of the 
 random numbers are one of (seed, prompt): a chunk's tokens are the same whenever it is computed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tpukit.errors import ConfigError
-from tpukit.io.ranges import SEED, Range, range_problems
+from tpukit.io.ranges import SEED, Range, range_problems, setting
 from tpukit.tasks.summarize.data.buckets import choose_lengths
 
 Array = np.ndarray[Any, Any]
@@ -27,23 +27,23 @@ BATCHES_PER_CHUNK = 8
 class Decoding:
     """How tokens are chosen; named as in transformers."""
 
-    max_new_tokens: int | None = None
+    max_new_tokens: int | None = setting(None, Range(1, 2**20))
     """Maximum new tokens (default: the run's setting, 100 unless it was set)."""
     do_sample: bool | None = None
     """Sample instead of greedy decoding (default: where an option of sampling is given)."""
-    temperature: float | None = None
+    temperature: float | None = setting(None, Range(0, 1000, whole=False, includes_low=False))
     """Sampling temperature (default: 1)."""
-    top_k: int | None = None
+    top_k: int | None = setting(None, Range(0, 2**31 - 1))
     """Sample from the top K tokens (default: 50); 0: from all."""
-    top_p: float | None = None
+    top_p: float | None = setting(None, Range(0, 1, whole=False, includes_low=False))
     """Nucleus probability (default: 1)."""
-    num_beams: int = 1
+    num_beams: int = setting(1, Range(1, 1024))
     """Beams of beam search."""
-    length_penalty: float = 1.0
+    length_penalty: float = setting(1.0, Range(-100, 100, whole=False))
     """Beam scores are divided by length to this power."""
     early_stopping: bool = False
     """Stop at `num_beams` candidates."""
-    seed: int = 0
+    seed: int = setting(0, SEED)
     """Seed of the sampling."""
 
     def __post_init__(self) -> None:
@@ -52,7 +52,7 @@ class Decoding:
         for name, default in {"do_sample": given, **sampling}.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
-        problems = range_problems(vars(self), RANGES)
+        problems = range_problems(self)
         if self.do_sample and self.num_beams > 1:
             problems.append("--do-sample and --num-beams are both given.")
         if problems:
@@ -62,18 +62,6 @@ class Decoding:
     def limit(self) -> int:
         """Most new tokens of an answer."""
         return self.max_new_tokens or MAX_NEW_TOKENS
-
-
-RANGES: Mapping[str, Range] = {
-    "max_new_tokens": Range(1, 2**20),
-    "temperature": Range(0, 1000, whole=False, includes_low=False),
-    "top_k": Range(0, 2**31 - 1),
-    "top_p": Range(0, 1, whole=False, includes_low=False),
-    "num_beams": Range(1, 1024),
-    "length_penalty": Range(-100, 100, whole=False),
-    "seed": SEED,
-}
-"""What the numbers among the fields may be."""
 
 
 @dataclass(frozen=True)

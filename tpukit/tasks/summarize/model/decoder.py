@@ -287,7 +287,7 @@ class DecoderBlock(nn.Module):
             attended = self._attend_past(query, past)
         else:
             attended = self._attend(query, key, value, *rest)
-        attended = _merge_heads(attended)
+        attended = attended.transpose(1, 2).flatten(2)  # the heads beside one another
         if wanted is not None:
             x, attended = gather_positions(x, wanted), gather_positions(attended, wanted)
         x = self.finish(x, attended)
@@ -561,8 +561,3 @@ def gather_positions(x: Tensor, wanted: Tensor) -> Tensor:
     groups, width = wanted.shape[0], x.shape[-1]
     grouped = x.reshape(groups, -1, width)
     return grouped.gather(1, wanted[..., None].expand(-1, -1, width))
-
-
-def _merge_heads(x: Tensor) -> Tensor:
-    rows, heads, length, width = x.shape
-    return x.transpose(1, 2).reshape(rows, length, heads * width)
