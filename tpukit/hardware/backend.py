@@ -98,7 +98,8 @@ class OptimizerSettings(AdamSettings):
 class Average(NamedTuple):
     """An EMA's update: averages += weight (sources - averages), in place, pairwise.
 
-    Averages that are not floating point (counts) become the sources where `weight` is not 0.
+    Where `weight` is not 0, averages that are counts become the sources, and so do entries of
+    buffers whose mean is not finite.
     """
 
     averages: Sequence[Tensor]

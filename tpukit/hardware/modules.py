@@ -86,10 +86,22 @@ def exchange(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
 def move_towards(targets: Sequence[Tensor], sources: Sequence[Tensor], weight: Tensor) -> None:
     """`Average` with a weight (0-d) on the device, in one graph for all weights."""
     for target, source in zip(targets, sources, strict=True):
-        if target.is_floating_point():
+        if is_averaged(target):
             target.lerp_(source, weight.to(target.dtype))
+            take_infinities(target, source)
         else:
             target.copy_(torch.where(weight > 0, source, target))
+
+
+def is_averaged(tensor: Tensor) -> bool:
+    """Whether a tensor has a mean: counts and flags have none."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def take_infinities(average: Tensor, source: Tensor) -> None:
+    """Copies a buffer's entries whose mean is not finite, as those of a mask of -inf."""
+    if not isinstance(source, nn.Parameter):
+        average.copy_(torch.where(average.isfinite(), average, source))
 
 
 def state_text(state: Tensor) -> str:

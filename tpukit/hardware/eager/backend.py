@@ -45,7 +45,13 @@ from tpukit.hardware.eager.recomputation import in_order, recomputed
 from tpukit.hardware.kernels.flash_attention import fits, flash_attention
 from tpukit.hardware.kernels.torch_attention import RUNNING
 from tpukit.hardware.memory import ReadMemory, give_freed_memory_back, keep_freed_memory
-from tpukit.hardware.modules import has_batch_norm, local, move_towards
+from tpukit.hardware.modules import (
+    has_batch_norm,
+    is_averaged,
+    local,
+    move_towards,
+    take_infinities,
+)
 from tpukit.hardware.optimizers import (
     MasterAdamW,
     adopt,
@@ -444,11 +450,11 @@ def _update(average: Average) -> None:
     if not average.weight:
         return
     pairs = list(zip(average.averages, average.sources, strict=True))
-    floating = [pair for pair in pairs if pair[0].is_floating_point()]
-    if floating:
-        torch._foreach_lerp_(
-            [local(t) for t, _ in floating], [local(s) for _, s in floating], average.weight
-        )
+    averaged = [(local(t), local(s)) for t, s in pairs if is_averaged(t)]
+    if averaged:
+        torch._foreach_lerp_([t for t, _ in averaged], [s for _, s in averaged], average.weight)
     for target, source in pairs:
-        if not target.is_floating_point():
+        if is_averaged(target):
+            take_infinities(target, source)
+        else:
             target.copy_(source)
