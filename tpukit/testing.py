@@ -93,8 +93,7 @@ def trains_on_tpu(
     if min(batch, devices) < 1:
         raise ConfigError(f"batch={batch}, devices={devices}: both must be at least 1.")
     task = GivenModel(model, inputs, loss)
-    functions = [part for part in (loss,) if part is not None]
-    with carried(task, [*map(type, model.modules()), *functions]) as source:
+    with carried(task, [*map(type, model.modules()), *filter(None, [loss])]) as source:
         failures = _fits(source, wanted, batch, seconds)
         failures += _equals(source, devices, tolerance, seconds, known=bool(failures))
     if failures:

@@ -45,13 +45,7 @@ from tpukit.hardware.eager.recomputation import in_order, recomputed
 from tpukit.hardware.kernels.flash_attention import fits, flash_attention
 from tpukit.hardware.kernels.torch_attention import RUNNING
 from tpukit.hardware.memory import ReadMemory, give_freed_memory_back, keep_freed_memory
-from tpukit.hardware.modules import (
-    has_batch_norm,
-    is_averaged,
-    local,
-    move_towards,
-    take_infinities,
-)
+from tpukit.hardware.modules import has_batch_norm, local, move_towards
 from tpukit.hardware.optimizers import (
     MasterAdamW,
     adopt,
@@ -252,8 +246,8 @@ class EagerBackend(TorchOps):
         norm = raw_norm / divisor
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)
         optimizer.zero_grad(set_to_none=True)
-        if average is not None:
-            _update(average)
+        if average is not None and (isinstance(average.weight, Tensor) or average.weight):
+            move_towards(*average)
         if isinstance(lr, Tensor):
             # Within a program: the tensor is not there after it.
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -441,20 +435,3 @@ def _parallelism(
     # `fully_shard` moves a model to a GPU or CPU itself.
     moves = place if device.type == "tpu" else None
     return FSDP(mesh, moves, sync_batchnorm=options.sync_batchnorm)
-
-
-def _update(average: Average) -> None:
-    if isinstance(average.weight, Tensor):
-        move_towards(average.averages, average.sources, average.weight)
-        return
-    if not average.weight:
-        return
-    pairs = list(zip(average.averages, average.sources, strict=True))
-    averaged = [(local(t), local(s)) for t, s in pairs if is_averaged(t)]
-    if averaged:
-        torch._foreach_lerp_([t for t, _ in averaged], [s for _, s in averaged], average.weight)
-    for target, source in pairs:
-        if is_averaged(target):
-            take_infinities(target, source)
-        else:
-            target.copy_(source)
