@@ -98,8 +98,7 @@ class OptimizerSettings(AdamSettings):
 class Average(NamedTuple):
     """An EMA's update: averages += weight (sources - averages), in place, pairwise.
 
-    Where `weight` is not 0, averages that are counts become the sources, and so do entries of
-    buffers whose mean is not finite.
+    Counts, and infinities of buffers, become the sources where `weight` is not 0.
     """
 
     averages: Sequence[Tensor]

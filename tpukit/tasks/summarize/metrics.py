@@ -22,10 +22,7 @@ class AnyScript:
 
 
 def rouge_scores(references: Sequence[str], summaries: Sequence[str]) -> dict[str, Array]:
-    """F1 of each sample: for each of `KINDS` an array (samples,).
-
-    Where most letters of the references are not a to z, of words in any script without stemming.
-    """
+    """F1 of each sample by kind; where few letters are a to z, of words in any script."""
     from rouge_score.rouge_scorer import RougeScorer  # its nltk imports scipy
 
     letters = list(filter(str.isalpha, "".join(references)))

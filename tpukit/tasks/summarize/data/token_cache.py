@@ -173,7 +173,7 @@ def _places(header: dict[str, Any]) -> list[int]:
     """Byte offsets of tokens, starts, targets and rows, each aligned to 8."""
     samples = header["samples"]
     sizes = [header["tokens"] * np.dtype(header["dtype"]).itemsize, (samples + 1) * 8, samples * 4]
-    return list(itertools.accumulate(map(_aligned, sizes), initial=HEADER_BYTES))
+    return list(itertools.accumulate((-(-n // 8) * 8 for n in sizes), initial=HEADER_BYTES))
 
 
 def _digest(file: BufferedReader | BufferedRandom, header: dict[str, Any]) -> str:
@@ -182,10 +182,6 @@ def _digest(file: BufferedReader | BufferedRandom, header: dict[str, Any]) -> st
     found = hashlib.file_digest(file, "sha256")
     found.update(json.dumps(header, sort_keys=True).encode())
     return found.hexdigest()
-
-
-def _aligned(size: int) -> int:
-    return -(-size // 8) * 8
 
 
 def _view(data: Array, start: int, count: int, dtype: np.dtype[Any]) -> Array:
