@@ -150,13 +150,22 @@ def test_variables_stay_secret(tmp_path):
         "hf_" + SECRET.replace("-", ""),
         f"hf_{SECRET.replace('-', ''):x<34}_old",
         f"password={SECRET}",
+        f"https://me:pass@{SECRET}@host/simple",
+        f"login(token='{SECRET}')",
+        f'{{"username": "me", "key": "{SECRET}"}}',
+        f"Authorization: Bearer {SECRET}",
+        f"AWS_SECRET_ACCESS_KEY: {SECRET}, password = '{SECRET}'",
         f"jupyter --token {SECRET}",
     ],
 )
 def test_tokens_are_hidden(tmp_path, text):
     assert SECRET not in without_secrets(text) and "7f3a9c" not in without_secrets(text)
     assert "[left out]" in without_secrets(text)
-    for plain in ("https://host/a@b, 3 tokens = 5", "hf_sentiment_analysis/hf_training/a.py"):
+    for plain in (
+        "https://host/a@b, 3 tokens = 5",
+        "hf_sentiment_analysis/hf_training/a.py",
+        "eos_token = '</s>', token: 151643, key: layers.10.weight, tokens: a1",
+    ):
         assert without_secrets(plain) == plain
     log = tmp_path / "log.txt"
     log.write_text(f"RuntimeError: {text}\nCUDA out of memory. Tried to allocate 2.00 GiB {text}\n")

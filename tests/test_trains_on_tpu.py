@@ -5,16 +5,21 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from fake_backend import FakeBackend
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
 from tpukit import testing
 from tpukit.errors import ConfigError
+from tpukit.probe import parity
 from tpukit.probe.parity import Parity
-from tpukit.testing import trains_on_tpu
+from tpukit.testing import GivenModel, trains_on_tpu
+from tpukit.train.config import TrainConfig
+from tpukit.train.learner import build_learner, seed_everything
 
 IMAGES = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 pytestmark = [pytest.mark.xla, pytest.mark.plan]
@@ -30,15 +35,20 @@ class Net(nn.Module):
             nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1)
         )
         head = self.head = nn.Linear(8 * 36, 4)
+        self.attention = nn.MultiheadAttention(64, 2, dropout=0.5, batch_first=True)
         self.logits = lambda found: head(found * 1.0)
         self.kinds = [SDPBackend.MATH]
 
     def features(self, images: Tensor) -> Tensor:
         kept = images.new_empty(len(images), 1, 1, 1).bernoulli_(0.9)
+        tokens = nn.functional.gumbel_softmax(images.flatten(2))
+        seen, _ = self.attention(tokens, tokens, tokens)
+        seen = seen * torch.bernoulli(seen.detach().sigmoid())
+        images = images + seen.view_as(images)
         return self.body((images + 0.1 * torch.randn_like(images)) * kept)
 
-    def forward(self, images: Tensor, scale: float = 1.0) -> Tensor:
-        return self.logits(self.features(images)) * scale
+    def forward(self, images: Tensor, scales: dict[str, Any]) -> Tensor:
+        return self.logits(self.features(images)) * scales["all"] * scales["each"]
 
 
 class Small(nn.Module):
@@ -117,11 +127,11 @@ def failure(model: nn.Module, inputs: Tensor = IMAGES, batch: int = 8) -> str:
 
 
 def test_a_model_that_trains_does():
-    inputs = {"images": IMAGES[:3], "scale": 0.5}
+    inputs = {"images": IMAGES[:3], "scales": {"all": 0.5, "each": torch.rand(3, 1)}}
     model = Net()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trains_on_tpu(
-        model, inputs, loss=lambda output, given: (output + given["scale"]).square().mean(1)
+        model, inputs, loss=lambda output, given: (output + given["scales"]["all"]).square().mean(1)
     )
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
@@ -148,14 +158,58 @@ def test_what_is_wrong_is_named_with_its_line_or_tensor(model, inputs, said, pla
 
 
 def test_a_place_that_is_not_found_is_not_lost_silently(monkeypatch):
-    parity = Parity({"loss": 0.0}, None, ("gradients", "a"), (), 3)
-    answers = [(parity, None), (None, "its process ended with exit code -9")]
+    answers = [
+        (Parity({"loss": 0.0}, None, ("gradients", "a"), (), 3), None),
+        (None, "its process ended with exit code -9"),
+    ]
     monkeypatch.setattr(testing, "in_process", lambda *_: answers.pop(0))
     (found,) = testing._equals(None, 8, 1e-4, 60.0, known=False)
     assert found == (
         "3 programs were compiled after the second step. Where they differ is not known:"
         " its process ended with exit code -9."
     )
+
+
+class CountsOtherwise(Small):
+    """Its mean is wrong, but only a mask's numbers are large."""
+
+    def __init__(self, factor: float, hidden: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.register_buffer("mask", torch.full((3, 3), hidden).triu(1))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = super().forward(images)
+        self.mean += self.factor * found.detach().mean(0)
+        return found
+
+
+@pytest.mark.parametrize("hidden", [-1e9, -torch.inf])
+def test_a_buffer_that_differs_is_seen_beside_a_mask(hidden):
+    states = []
+    for factor in (1.0, 1.0 + 1e-6, 1.1):
+        seed_everything(0)
+        task, backend = GivenModel(CountsOtherwise(factor, hidden), IMAGES, None), FakeBackend()
+        learner = build_learner(task, backend, task.build_model(backend), TrainConfig())
+        before = parity._floating_buffers(learner)
+        learner.train_step(task.example_batches(8), 1e-3)
+        states.append(parity._state(learner, before)["buffers"])
+    right, close, wrong = states
+    assert parity.relative_error(close, right) < testing.TOLERANCE
+    assert parity.relative_error(wrong, right) == pytest.approx(0.1)
+
+
+def test_nan_is_as_far_from_a_number_as_can_be_and_equal_to_itself():
+    one, other = torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 2.0])
+    assert parity.relative_error({"a": one}, {"a": other}) == torch.inf
+    assert parity.relative_error({"a": one}, {"a": one}) == 0.0
+
+
+@pytest.mark.slow
+def test_weights_of_half_precision_train_and_a_loss_of_nan_is_no_proof():
+    trains_on_tpu(Small().bfloat16(), IMAGES.bfloat16())
+    assert "ConfigError: the loss is nan on the CPU. Give" in failure(Small(), IMAGES * torch.nan)
 
 
 def test_a_killed_process_is_this_machine_s_lack_of_memory():
@@ -191,6 +245,8 @@ def test_what_does_not_fit_is_said_with_both_sizes():
 def test_an_unknown_target_and_what_cannot_be_sent_are_errors_in_two_lines(tmp_path):
     with pytest.raises(ConfigError, match="unknown target 'v5f-1'"):
         trains_on_tpu(Net(), IMAGES, target="v5f-1")
+    with pytest.raises(ConfigError, match="batch=0, devices=8: both must be at least 1"):
+        trains_on_tpu(Net(), IMAGES, batch=0)
     model = Net()
     model.log = (tmp_path / "log").open("w")
     with model.log, pytest.raises(ConfigError, match="cannot be sent"):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 
 from tpukit.errors import ConfigError, TpukitError
@@ -67,15 +68,15 @@ def trains_on_tpu(
 
     - no operation leaves the device in a training step;
     - a step of AdamW in fp32 on virtual XLA devices equals the CPU's (loss, gradients, weights,
-      buffers; drop-out off, the same random numbers);
+      buffers; with the same random numbers);
     - nothing is compiled after the second step;
     - the bf16 step compiles for the target and fits its memory.
 
     Args:
         model: on the CPU, not changed.
         inputs: what the model is called with: a tensor, a tuple of arguments, or a dict of keyword
-            arguments. Rows lie along the first axis of the first tensor; what has as many is
-            repeated or cut to the rows that are needed.
+            arguments, which may hold further ones. Rows lie along the first axis of the first
+            tensor; what has as many is repeated or cut to the rows that are needed.
         target: the TPU, as `probe-batch --target` names it.
         batch: rows a device of the target.
         loss: from the model's output and `inputs` to a scalar or one value a row. Default: the
@@ -89,9 +90,10 @@ def trains_on_tpu(
         TpukitError: torch_xla, jax or libtpu is missing, or the target is unknown.
     """
     wanted = find_target(target)
+    if min(batch, devices) < 1:
+        raise ConfigError(f"batch={batch}, devices={devices}: both must be at least 1.")
     task = GivenModel(model, inputs, loss)
-    functions = [part for part in (loss,) if part is not None]
-    with carried(task, [*map(type, model.modules()), *functions]) as source:
+    with carried(task, [*map(type, model.modules()), *filter(None, [loss])]) as source:
         failures = _fits(source, wanted, batch, seconds)
         failures += _equals(source, devices, tolerance, seconds, known=bool(failures))
     if failures:
@@ -108,24 +110,25 @@ class GivenModel(SeededTask):
         self, model: nn.Module, inputs: Inputs, loss: Callable[[Any, Any], Tensor] | None
     ) -> None:
         self.model = model
-        self.inputs = inputs
+        self.inputs = dict(inputs) if isinstance(inputs, Mapping) else inputs
         self.loss_function = loss or _default_loss
 
     def build_model(self, ops: ModelOps) -> nn.Module:
         return copied(self.model)
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        given = {name: batch.get(input_key(name), value) for name, value in self._named()}
-        if isinstance(self.inputs, Mapping):
-            inputs: Any = given
-            output = model(**given)
+        parts, form = tree_flatten(self.inputs)
+        names = [input_key(str(index)) for index in range(len(parts))]
+        inputs = tree_unflatten(map(batch.get, names, parts), form)
+        if isinstance(inputs, dict):
+            output = model(**inputs)
         else:
-            inputs = given[0] if isinstance(self.inputs, Tensor) else tuple(given.values())
-            output = model(*given.values())
+            output = model(inputs) if isinstance(inputs, Tensor) else model(*inputs)
         return {"loss": self.loss_function(output, inputs)}
 
     def example_batches(self, rows: int, seed: int = 0) -> list[Batch]:
-        tensors = {input_key(name): v for name, v in self._named() if isinstance(v, Tensor)}
+        parts = enumerate(tree_leaves(self.inputs))
+        tensors = {input_key(str(index)): v for index, v in parts if isinstance(v, Tensor)}
         sizes = [value.shape[0] for value in tensors.values() if value.ndim]
         if not sizes or not sizes[0]:
             raise ConfigError("inputs: no tensor with rows.", "Give a tensor with at least one.")
@@ -135,11 +138,6 @@ class GivenModel(SeededTask):
             for name, value in tensors.items()
         }
         return [{**batch, "mask": torch.ones(rows)}]
-
-    def _named(self) -> list[tuple[Any, Any]]:
-        """The inputs with their names or positions."""
-        given = [self.inputs] if isinstance(self.inputs, Tensor) else self.inputs
-        return list(given.items() if isinstance(given, Mapping) else enumerate(given))
 
 
 def _default_loss(output: Any, inputs: Any) -> Tensor:
@@ -284,4 +282,5 @@ def _answer(send: Connection, function: Callable[..., Any], arguments: tuple[Any
     except Exception as error:
         frame = model_frame(error)
         place = f", at {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
-        send.send((None, f"{type(error).__name__}: {error}{place}"))
+        text = " ".join(str(error).split())
+        send.send((None, f"{type(error).__name__}: {text}{place}"))

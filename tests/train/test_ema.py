@@ -7,7 +7,9 @@ import pytest
 import torch
 from fake_backend import FakeBackend
 from tiny_task import Tiny
+from torch import nn
 
+from tpukit.hardware.modules import move_towards
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
 from tpukit.train.optimizer import EMASchedule
@@ -43,6 +45,35 @@ def test_ema_weights_equal_those_of_ema_pytorch(updates, every, warmup):
     assert not torch.equal(
         learner.ema.weights["0.weight"], dict(learner.model.named_parameters())["0.weight"]
     )
+
+
+class Masked(Tiny):
+    """Has a causal mask, as attention saves one, and a bound that starts at infinity."""
+
+    def build_model(self, ops):
+        model = super().build_model(ops)
+        model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+        model.register_buffer("smallest", torch.tensor(torch.inf))
+        return model
+
+
+def test_infinities_of_buffers_are_no_nan_in_the_ema_weights():
+    backend, task = FakeBackend(), Masked()
+    model = task.build_model(backend)
+    learner = build_learner(task, backend, model, TrainConfig(ema_decay=0.9, ema_warmup=1))
+    for value in (4.0, 3.0, 1.0):
+        model.smallest.fill_(value)
+        learner.train_step(task.example_batches(4), 0.05)
+    assert torch.equal(learner.ema.weights["mask"], model.mask)
+    weight = learner.ema.schedule.weight(3)
+    assert learner.ema.weights["smallest"].item() == pytest.approx(3.0 + weight * (1.0 - 3.0))
+
+
+@pytest.mark.parametrize("weight", [0.25, torch.tensor(0.25)])
+def test_complex_weights_are_averaged(weight):
+    average, source = torch.tensor([4.0 + 8.0j]), nn.Parameter(torch.tensor([8.0 - 4.0j]))
+    move_towards([average], [source], weight)
+    assert average.item() == 5.0 + 5.0j
 
 
 def test_runs_of_before_update_at_multiples():

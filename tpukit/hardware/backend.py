@@ -98,7 +98,7 @@ class OptimizerSettings(AdamSettings):
 class Average(NamedTuple):
     """An EMA's update: averages += weight (sources - averages), in place, pairwise.
 
-    Averages that are not floating point (counts) become the sources where `weight` is not 0.
+    Counts, and infinities of buffers, become the sources where `weight` is not 0.
     """
 
     averages: Sequence[Tensor]

@@ -83,13 +83,25 @@ def exchange(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
 
 
 @torch.no_grad()
-def move_towards(targets: Sequence[Tensor], sources: Sequence[Tensor], weight: Tensor) -> None:
-    """`Average` with a weight (0-d) on the device, in one graph for all weights."""
-    for target, source in zip(targets, sources, strict=True):
-        if target.is_floating_point():
+def move_towards(
+    targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float | Tensor
+) -> None:
+    """`Average`; a weight (0-d) on the device makes one graph for all weights."""
+    pairs = [(local(t), local(s)) for t, s in zip(targets, sources, strict=True)]
+    averaged = [pair for pair in pairs if pair[0].is_floating_point() or pair[0].is_complex()]
+    if isinstance(weight, Tensor):
+        for target, source in averaged:
             target.lerp_(source, weight.to(target.dtype))
+    elif averaged:
+        torch._foreach_lerp_([t for t, _ in averaged], [s for _, s in averaged], weight)
+    buffers = [p for p, s in zip(pairs, sources, strict=True) if not isinstance(s, nn.Parameter)]
+    for target, source in buffers:
+        if target.is_floating_point() or target.is_complex():
+            # The mean of infinities, as a mask holds, is NaN.
+            target.copy_(torch.where(target.isfinite(), target, source))
         else:
-            target.copy_(torch.where(weight > 0, source, target))
+            due = weight > 0
+            target.copy_(torch.where(due, source, target) if isinstance(due, Tensor) else source)
 
 
 def state_text(state: Tensor) -> str:

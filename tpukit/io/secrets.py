@@ -5,17 +5,21 @@ import re
 HIDDEN = "[left out]"
 _SECRETS = re.compile(
     # Name and password, or a token, in a URL.
-    r"(?<=://)[^\s/@\"'\\]+(?=@)"
+    r"(?:(?<=://)[^\s/\"'\\]+(?=@)"
     # Tokens that name their issuer; `hf_sentiment_analysis` is a folder.
     r"|\b(?:hf_[a-z0-9]{30,}|hf_(?=[a-z0-9]*\d|[a-z0-9]{16})[a-z0-9]{8,}(?!\w)|(?:gh[opsu]_|github_pat_|glpat-|xox[abp]-|AKIA|AIza)[\w-]{8,})"
-    r"|\bsk-(?=[\w-]*\d)[\w-]{16,}"
+    r"|\bsk-(?=[\w-]*\d)[\w-]{16,})"
     # `token=...`, `--password ...`
-    r"|(?<=token=)[^\s\"'\\&,;]+|(?<=secret=)[^\s\"'\\&,;]+|(?<=password=)[^\s\"'\\&,;]+"
-    r"|(?<=key=)[^\s\"'\\&,;]{6,}|(?<=--token )[^\s\"'\\]+|(?<=--password )[^\s\"'\\]+",
+    r"|((?:token|secret|password)=)[^\s\"'\\&,;]+|(key=)[^\s\"'\\&,;]{6,}"
+    r"|(--(?:token|password) )[^\s\"'\\]+"
+    # `"token": "..."`, `password = ...`, `Bearer ...`: with letters and digits, unlike a word.
+    r"|((?:token|secret|passw(?:or)?d)[\"']?[ \t]*[=:][ \t]*[\"']?|\bbearer[ \t]+"
+    r"|--api-key[ \t]+|(?<![a-z])key[\"']?[ \t]*[=:][ \t]*[\"']?(?=[\w+/-]{16}))"
+    r"(?=[^\s\"']*[a-z])(?=[^\s\"']*\d)[\w./+~-]{6,}",
     re.IGNORECASE,
 )
 
 
 def without_secrets(text: str) -> str:
     """The text, with what looks like a password or a token hidden."""
-    return _SECRETS.sub(HIDDEN, text)
+    return _SECRETS.sub(rf"\1\2\3\4{HIDDEN}", text)

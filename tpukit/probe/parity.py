@@ -3,17 +3,21 @@
 The modules that it imports start no runtime: a process calls `on_virtual_devices` first.
 """
 
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from tpukit.hardware.backend import AdamSettings, Batch
+from tpukit.errors import ConfigError
+from tpukit.hardware.backend import HALVES, AdamSettings, Batch
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 from tpukit.train.config import TrainConfig
@@ -31,9 +35,6 @@ ENVIRONMENT = {
     "PJRT_DEVICE": "CPU", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "USE_TORCH_XLA": "0",
     "TPU_SKIP_MDS_QUERY": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "TORCH_WARM_POOL": "0",
 }  # fmt: skip
-MADE_ON_THE_CPU = {"rand", "randn", "randint", "randperm", "normal"}
-FILLED_ON_THE_CPU = {"bernoulli_", "uniform_", "normal_", "random_", "exponential_"}
-RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 
 
 class SeededTask(Task):
@@ -82,12 +83,11 @@ def on_virtual_devices(devices: int) -> None:
 def compare_steps(
     task: SeededTask, rows: int, tolerance: float, *, validate: bool = False
 ) -> Parity:
-    """A step of `rows` rows on all devices and on the CPU, from the same weights, without drop-out;
-    then further ones on the devices, with drop-out as the model has it.
+    """A step of `rows` rows on all devices and on the CPU, from the same weights, with the same
+    random numbers; then further ones on the devices, with their own.
 
     validate: with validations between them, as the engine does those.
     """
-    config = TrainConfig(ema_decay=0.9)
     xla = open_backend(HardwareOptions(hw="tpu", precision="fp32"))
     cpu = open_backend(HardwareOptions(hw="cpu", precision="fp32", compile=False))
 
@@ -95,21 +95,27 @@ def compare_steps(
         # Built anew: a copy's closures would still call the original's modules.
         seed_everything(0)
         model = task.build_model(backend)
-        learner = build_learner(
-            task, backend, model.double() if dtype is torch.float64 else model, config
-        )
+        model = model.double() if dtype is torch.float64 else model
+        is_half = any(parameter.dtype in HALVES.values() for parameter in model.parameters())
+        config = TrainConfig(ema_decay=None if is_half else 0.9)
+        learner = build_learner(task, backend, model, config)
+        before = _floating_buffers(learner)
         seed_everything(0)
-        with SameRandomNumbers(), torch.autograd.set_multithreading_enabled(False):
+        same = SameRandomNumbers()  # type: ignore[no-untyped-call]
+        with same, torch.autograd.set_multithreading_enabled(False):
             learner.train_step(_batches(learner, rows, 0, dtype), LEARNING_RATE)
-        return learner, _state(learner)
+        return learner, _state(learner, before)
 
     on_cpu = stepped(cpu)[1]
+    loss = on_cpu["loss"]["loss"]
+    if not loss.isfinite():
+        raise ConfigError(f"the loss is {loss} on the CPU.", "Give inputs with a finite one.")
     learner, on_xla = stepped(xla)
     fp32 = {kind: relative_error(on_xla[kind], on_cpu[kind]) for kind in on_cpu}
     float64, worst = None, _worst(on_xla, on_cpu)
     before = 0
     for seed in range(LATER_STEPS + 1):
-        # With drop-out the first of these is another program than the step above.
+        # Drawn on the device, random numbers make the first of these another program.
         learner.train_step(_batches(learner, rows, seed), LEARNING_RATE)
         learner.read_metrics()
         if validate and seed in (0, LATER_STEPS):
@@ -118,11 +124,8 @@ def compare_steps(
     fallbacks, later = tuple(xla.usage().fallbacks), xla.compilations() - before
     del learner  # and its state on all devices
     if max(fp32.values()) > tolerance:
-        try:
+        with suppress(RuntimeError):  # a model that casts by itself
             exact, found = stepped(cpu, torch.float64)[1], stepped(xla, torch.float64)[1]
-        except RuntimeError:
-            pass  # a model that casts by itself
-        else:
             float64 = {kind: relative_error(found[kind], exact[kind]) for kind in exact}
             worst = _worst(found, exact)
     return Parity(fp32, float64, worst, fallbacks, later)
@@ -149,13 +152,17 @@ def _validate(learner: Learner, rows: int) -> None:
     learner.sums.read()
 
 
-def _state(learner: Learner) -> State:
-    """The loss, and every floating tensor that a step changes, on the host."""
+def _floating_buffers(learner: Learner) -> dict[str, Tensor]:
+    buffers = learner.backend.unwrap(learner.model).named_buffers()
+    return learner.backend.to_host({n: b for n, b in buffers if b.is_floating_point()})
+
+
+def _state(learner: Learner, before: Mapping[str, Tensor]) -> State:
+    """The loss, and every floating tensor that a step changes, on the host; of buffers the change
+    since `before`: beside a mask of -1e9 no other buffer would count."""
     backend, model = learner.backend, learner.backend.unwrap(learner.model)
-    assert learner.ema is not None
     loss = torch.tensor(learner.read_metrics().means["loss"])
     parameters = dict(model.named_parameters())
-    buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point()}
     # The first moment of Adam's first step is the gradient, up to a factor.
     moments = {n: learner.optimizer.state.get(p, {}) for n, p in parameters.items()}
     gradients = {n: held["exp_avg"] for n, held in moments.items() if "exp_avg" in held}
@@ -163,61 +170,53 @@ def _state(learner: Learner) -> State:
         "loss": {"loss": loss},
         "gradients": backend.to_host(gradients),
         "parameters": backend.to_host(parameters),
-        "ema": backend.to_host(learner.ema.weights),
-        "buffers": backend.to_host(buffers),
+        "ema": backend.to_host(learner.ema.weights) if learner.ema else {},
+        "buffers": {n: b - before[n] for n, b in _floating_buffers(learner).items()},
     }
 
 
 def relative_error(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
-    """|left - right| / |right| in the 2-norm over all tensors."""
-    pairs = [(_finite(left[n]), _finite(right[n])) for n in right]
-    off: float = sum(float((one - other).square().sum()) for one, other in pairs) ** 0.5
-    size: float = sum(float(other.square().sum()) for _, other in pairs) ** 0.5
-    return off / size if size else off
+    """|left - right| / |right| in the 2-norm over all tensors; infinities and NaN may be equal."""
+    off = size = 0.0
+    for name, value in right.items():
+        found, wanted = left[name].double(), value.double()
+        equal = (found == wanted) | (found.isnan() & wanted.isnan())
+        difference = (found - wanted).masked_fill(equal, 0.0).nan_to_num(nan=torch.inf)
+        off += float(difference.square().sum())
+        size += float(wanted.nan_to_num(0.0, 0.0, 0.0).square().sum())
+    return math.sqrt(off / size if size else off)
 
 
 def _worst(left: State, right: State) -> tuple[str, str]:
-    """Kind and name of the gradient or buffer (else of the state) that differs most."""
+    """Kind and name of the gradient or buffer that differs most."""
     errors = {
         (kind, name): relative_error({name: left[kind][name]}, {name: value})
-        for kind in right
+        for kind in ("gradients", "buffers")
         for name, value in right[kind].items()
     }
-    closest = {place: error for place, error in errors.items() if place[0] in _DIRECT}
-    return max(closest or errors, key=errors.__getitem__)
+    return max(errors, key=errors.__getitem__)
 
 
-_DIRECT = ("gradients", "buffers")
+class SameRandomNumbers(TorchDispatchMode):
+    """Inside, the CPU's generator draws the random numbers of every device, drop-out's too."""
 
-
-def _finite(tensor: Tensor) -> Tensor:
-    """The tensor with numbers in place of infinities (some buffers are bounds) and of NaN."""
-    return tensor.double().nan_to_num(nan=1e30, posinf=1e10, neginf=-1e10)
-
-
-class SameRandomNumbers(TorchFunctionMode):
-    """Inside, random numbers are the CPU generator's on every device, and drop-out is off."""
-
-    def __torch_function__(
+    def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        given, name = dict(kwargs or {}), getattr(func, "__name__", "")
-        if "dropout" in name and args and isinstance(args[0], Tensor):
-            return args[0]
-        if name == "scaled_dot_product_attention":
-            given.pop("dropout_p", None)
-            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
-        elif name in RECURRENT:
-            args = tuple(0.0 if isinstance(value, float) else value for value in args)
-        elif name in MADE_ON_THE_CPU and not any(isinstance(value, Tensor) for value in args):
-            device = given.pop("device", None)
-            return func(*args, **given).to(device or "cpu")
-        elif name in ("rand_like", "randn_like", "randint_like"):
-            like = torch.empty(args[0].shape, dtype=args[0].dtype)
-            given.pop("device", None)
-            return func(like, *args[1:], **given).to(args[0].device)
-        elif name in FILLED_ON_THE_CPU and not any(isinstance(v, Tensor) for v in args[1:]):
-            with torch.no_grad():
-                host = func(torch.empty(args[0].shape, dtype=args[0].dtype), *args[1:], **given)
-                return args[0].copy_(host)
-        return func(*args, **given)
+        given, name = dict(kwargs or {}), func.overloadpacket.__name__
+        draws = torch.Tag.nondeterministic_seeded in func.tags or name.strip("_") == "random"
+        if not draws or name.startswith("_"):  # fused attention, without drop-out
+            return func(*args, **given)
+        values, numbers = tree_map(_on_host, (args, given))
+        drawn = func(*values, **numbers)
+        if name.endswith("_"):
+            return args[0].copy_(drawn)
+        tensors = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, Tensor)]
+        device = tensors[0].device if tensors else given.get("device")
+        return tree_map_only(Tensor, lambda made: made.to(device or "cpu"), drawn)
+
+
+def _on_host(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.to("cpu").contiguous()  # the generator fills memory in its order
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf

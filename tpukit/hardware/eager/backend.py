@@ -246,8 +246,8 @@ class EagerBackend(TorchOps):
         norm = raw_norm / divisor
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)
         optimizer.zero_grad(set_to_none=True)
-        if average is not None:
-            _update(average)
+        if average is not None and (isinstance(average.weight, Tensor) or average.weight):
+            move_towards(*average)
         if isinstance(lr, Tensor):
             # Within a program: the tensor is not there after it.
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -435,20 +435,3 @@ def _parallelism(
     # `fully_shard` moves a model to a GPU or CPU itself.
     moves = place if device.type == "tpu" else None
     return FSDP(mesh, moves, sync_batchnorm=options.sync_batchnorm)
-
-
-def _update(average: Average) -> None:
-    if isinstance(average.weight, Tensor):
-        move_towards(average.averages, average.sources, average.weight)
-        return
-    if not average.weight:
-        return
-    pairs = list(zip(average.averages, average.sources, strict=True))
-    floating = [pair for pair in pairs if pair[0].is_floating_point()]
-    if floating:
-        torch._foreach_lerp_(
-            [local(t) for t, _ in floating], [local(s) for _, s in floating], average.weight
-        )
-    for target, source in pairs:
-        if not target.is_floating_point():
-            target.copy_(source)

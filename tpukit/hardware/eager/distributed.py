@@ -223,8 +223,4 @@ def split_mixed_groups(optimizer: torch.optim.Optimizer) -> None:
 def sum_gradients(state, bucket):  # type: ignore[no-untyped-def]
     """DDP's reduction without its division: gradients of sums add up."""
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-    return future.then(_first)
-
-
-def _first(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return future.value()[0]
+    return future.then(lambda done: done.value()[0])

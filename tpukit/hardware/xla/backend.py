@@ -217,7 +217,9 @@ class XlaBackend(XlaOps):
             step_in_graph(optimizer, float(lr), gradients, factor)
         self._clear_gradients(optimizer)
         if average is not None:
-            self._update(average)
+            # Sent as data: a Python number would be part of the graph.
+            weight = self.mesh.send(torch.as_tensor(average.weight))
+            move_towards(average.averages, average.sources, weight)
         self._ends_step = True
         return norm
 
@@ -229,11 +231,6 @@ class XlaBackend(XlaOps):
                     parameter.grad.zero_()
                 else:
                     parameter.grad = None
-
-    def _update(self, average: Average) -> None:
-        # Sent as data: a Python number would be part of the graph.
-        weight = self.mesh.send(torch.as_tensor(average.weight))
-        move_towards(average.averages, average.sources, weight)
 
     def finish(self) -> None:
         self._sync()

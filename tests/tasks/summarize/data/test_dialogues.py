@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rouge_score.rouge_scorer import RougeScorer
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.baseline import lead_line, nearest_summaries
@@ -15,7 +16,7 @@ from tpukit.tasks.summarize.generate import (
     make_dialogue,
     write_dialogues,
 )
-from tpukit.tasks.summarize.metrics import rouge_scores
+from tpukit.tasks.summarize.metrics import AnyScript, rouge_scores
 
 PARTS = ("train", "test")
 
@@ -79,3 +80,20 @@ def test_bad_requests(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot be written"):
         write_dialogues(tmp_path / "file" / "x", 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("reference", "made", "tokens", "expected"),
+    [
+        ("今天 天气, 好", "天气好", ["今", "天", "天", "气", "好"], 2 * 1.0 * 0.6 / 1.6),
+        ("Привет, мир!", "мир", ["привет", "мир"], 2 * 1.0 * 0.5 / 1.5),
+        ("हिन्दी में लिखो।", "हिन्दी", ["हिन्दी", "में", "लिखो"], 2 * 1.0 / 3 / (4 / 3)),
+    ],
+)
+def test_rouge_counts_words_of_any_script(reference, made, tokens, expected):
+    assert AnyScript().tokenize(reference) == tokens
+    found = rouge_scores([reference, reference], [made, reference])
+    assert found["rouge1"].tolist() == pytest.approx([expected, 1.0])
+    english = rouge_scores(["Running, über 3 cafés"], ["run uber 3 café"])["rougeL"]
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    assert english == scorer.score("Running, über 3 cafés", "run uber 3 café")["rougeL"].fmeasure
