@@ -308,6 +308,27 @@ FAMILIES = {
     "weight-name-unknown": ["Lora 'a.safetensors' contains unexpected module keys, it is likely that this Lora is for a different model : '['base_m..."],
     "cuda-no-driver": ["RuntimeError: PyTorch is not able to access CUDA"],
     "path-of-another-system": ["NotImplementedError: cannot instantiate 'WindowsPath' on your system"],
+    "numpy-abi": ["ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 88 from C header, got 96 from PyObject"],
+    "different-dtypes": ["RuntimeError: Expected A.dtype() == at::kBFloat16 to be true, but got false.", "RuntimeError: Expected out tensor to have dtype c10::BFloat16, but got float instead", "RuntimeError: expected dtype float for `end` but got dtype c10::BFloat16"],
+    "rope-parameters": ["ValueError: Unknown RoPE scaling type default", "KeyError: 'original_max_position_embeddings'"],
+    "left-transformers-four": ["AttributeError: 'NomicBertModel' object has no attribute 'get_extended_attention_mask'", "AttributeError: 'BertModel' object has no attribute 'get_head_mask'"],
+    "triton-of-another-torch": ["AttributeError: module 'triton.language' has no attribute 'constexpr_function'"],
+    "file-version-newer": ["RuntimeError: the checkpoint is using version 14, while the current version is 11; and trying to upgrade the checkpoint failed."],
+    "value-not-valid": ["ValueError: Invalid repo name: foo--bar."],
+    "post-init-missing": ["Error running job: 'BiRefNet' object has no attribute 'all_tied_weights_keys'"],
+    "mlx-weights-do-not-fit": ["ValueError: Missing 2 parameters:\nprojector.layer_norm.bias."],
+    "rsl-rl-config-of-another-release": ["AttributeError: 'PPO' object has no attribute 'actor_critic'", "AttributeError: 'Go2PPORunnerCfg' object has no attribute 'clip_actions'."],
+    "comfyui-of-another-release": ["ImportError: cannot import name 'ui' from 'comfy_api.latest' (/ComfyUI/comfy_api/latest/__init__.py)", "ModuleNotFoundError: No module named 'comfy.ldm.frob'"],
+    "workflow-file-missing": ["  - Value not in list: ckpt_name: 'v1-5.ckpt' not in ['sd_xl.safetensors']"],
+    "rocm-architecture": ["AcceleratorError: HIP error: device kernel image is invalid"],
+    "gguf-tensors-differ": ["llama_model_load: error loading model: check_tensor_dims: tensor 'token_embd.weight' has wrong shape; expected 2560, 151936, got 2560, 248320"],
+    "file-newer-than-reader": ["ValueError: Unexpected text model architecture type in GGUF file: 'qwen3vl'"],
+    "config-value-invalid": ["pydantic_core._pydantic_core.ValidationError: 1 validation error for FrobConfig\n  Value error, frobs must be even [type=value_error, input_value=3, input_type=int]"],
+    "words-file": ["ValueError: string is not a file: `C:\\ComfyUI\\output\\tower.glb`"],
+    "name-not-known": ["KeyError: 'optimizer frobnicator is not registered'", "ValueError: Unrecognized schedule `frob_2`"],
+    "msvc-not-found": ["  running build_ext\n  error: [WinError 2] The system cannot find the file specified"],
+    "cxx-compile-failed": ["3 errors detected in the compilation of \"gsplat/cuda/csrc/rasterization.cu\"."],
+    "cuda-libraries-mixed": ["OSError: /opt/lib/libcublas.so.11: symbol cublasLtGetStatusString version libcublasLt.so.11 not defined in file libcublasLt.so.11 with link time reference"],
 }  # fmt: skip
 """Further texts of an entry's family, each of which it must explain first."""
 
@@ -322,6 +343,13 @@ def test_family(id):
     ("text", "id"),
     [
         ("SyntaxError: invalid syntax", "syntax-error"),
+        ("ValueError: Unknown error while the file was read", "words-value"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'a.json'", "file-not-found"),
+        ("RuntimeError: /frob/csrc/launch.cc:196: Check failed: n > 0 (0 vs. 0) is missing", "words-value"),
+        ("KeyError: 'frob'", "key-missing"),
+        ("ValueError: Unknown optimizer: muon", "name-not-known"),
+        ("ValueError: The read timeout must be a positive integer.", "words-value"),
+        ("AttributeError: 'Frob' object has no attribute 'prune_frobs'", "attribute-not-in-object"),
         ("AttributeError: 'float' object has no attribute 'to'", "attribute-of-plain-value"),
         ("AttributeError: 'State' object has no attribute 'pos'", "attribute-not-in-object"),
         ("RuntimeError: The 'data' object was created by an older version of PyG. If this error occurred while loading an already existing dataset, remove the 'processed/' directory", "graph-data-old"),
@@ -416,7 +444,10 @@ def test_an_exception_of_a_library_is_explained_by_where_it_comes_from():
         and "one small batch" not in first.fix
     )
     called = explained(TB + LIBRARY.format("frob/core.py", "check") + "FrobError: too odd")[0]
-    assert "`frob` (core.py:7) raised it" in called.cause and "train.py:3" in called.fix
+    assert (
+        "`frob` (core.py:7) refuses what train.py:3 gives" in called.cause
+        and "train.py:3" in called.fix
+    )
     assert "print the values" in explained(TB + "FrobError: too odd")[0].fix
 
 

@@ -38,7 +38,8 @@ def particulars(
     releases name: `raiser`, `asker`, `user`, `at`, `expression`, `reader`, `lost`, `remedy` ..."""
     raiser = raised.frames[-1].package if raised.frames else raised.name.rpartition(".")[0]
     raiser = raiser.partition(".")[0]
-    found = {"raiser": f"`{raiser}`" + _release(raiser, releases) if raiser else "the program"}
+    version = f" {releases[raiser]}" if raiser in releases else ""
+    found = {"raiser": f"`{raiser}`{version}" if raiser else "the program"}
     said = f"{raised.message[:2000]}\n{raised.details}"
     found |= {name: m[name] for name, form in _NAMED.items() if (m := form.search(said))}
     found |= {**captures} | ({"module": entry.place} if entry.place else {})
@@ -64,10 +65,6 @@ def place(frame: Frame) -> str:
     """`train.py:88`, without the folder."""
     file = re.split(r"[/\\]", frame.path)[-1]
     return f"{file}:{frame.line}" if frame.line else file
-
-
-def _release(package: str, releases: Mapping[str, str]) -> str:
-    return f" {releases[package]}" if package in releases else ""
 
 
 def _values(raised: Raised, name: str) -> Iterator[tuple[str, Frame]]:
@@ -115,21 +112,23 @@ def _of_call(raised: Raised) -> dict[str, str]:
         return {"remedy": ""}
     own = calls[-1]
     caller = next((f for f in reversed(calls) if f.package != own.package), None)
+    if own.is_plugin:
+        return {"remedy": f"{_update(own)}, and the program that loads it, to one time."}
     if not own.package:
         update = "in a program of others update that (`git pull`)"
         return {"remedy": f"The place to change is {place(own)}; {update}."}
     if caller is None:
-        change = f"`pip install -U {_pip(own.package)}`, or go back to the release that worked"
+        change = f"{_update(own)}, or go back to the release that worked"
         is_fault = raised.class_name in _FAULTS and not raised.users_frame
         why = "a fault of that release, or of it with this model, setting or GPU: "
         # A script of the library's repository calls the release that is installed.
         script = "; for a script of its repository install that checkout (`pip install -e .`)"
         change = f"{why}{change}{script}" if is_fault else change
         return {"remedy": f"No code of yours takes part: {change}."}
-    other = f"the `{own.package}` that it was written for"
-    if caller.package:
-        return {"remedy": f"{_update(caller)} (its {place(caller)} calls it), or install {other}."}
-    return {"remedy": f"Change what {place(caller)} gives to `{own.package}`, or install {other}."}
+    name = f"`{caller.package}`" if caller.package else place(caller)
+    change = f"{_update(caller)} (its {place(caller)} calls it)" if caller.package else ""
+    change = change or f"Change what {name} gives to `{own.package}`"
+    return {"caller": name, "remedy": f"{change}, or install the `{own.package}` that fits it."}
 
 
 def _of_release(
@@ -195,7 +194,8 @@ def _exchange(
 def _update(frame: Frame) -> str:
     if frame.is_plugin:
         return f"Update the plug-in `{frame.package}`"
-    return f"`pip install -U {_pip(frame.package)}`"
+    pip = _pip(frame.package)
+    return f"`pip install -U {pip}`" if pip else f"Update `{frame.package}` (`git pull`)"
 
 
 def _pip(package: str) -> str:

@@ -36,13 +36,13 @@ def explain_raised(
     those of libraries that the log names."""
     rules = sorted((entry for entry in entries if entry.exception), key=_breadth)
     found: dict[str, Explanation] = {}
-    for raised in chains:
+    for raised in sorted(chains, key=lambda raised: not raised.frames):
         if _is_explained(raised, known, rules, releases) or not _is_own(raised):
             continue
         chosen = _root(raised)
         if chosen is not raised and chosen.users_frame is None:
             chosen.frames = [*raised.frames, *chosen.frames]
-        key = re.sub(r"\d+", "0", f"{chosen.name} {chosen.message}")
+        key = re.sub(r"\d+", "0", chosen.message or chosen.name)
         same = found.get(key)
         if same is None:
             found[key] = _explanation(chosen, rules, releases)

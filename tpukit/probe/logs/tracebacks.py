@@ -48,7 +48,7 @@ LIBRARY = re.compile(line_words("library"))
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]+)")
 _PLUGIN = re.compile(r"[/\\](?:custom_nodes|extensions|plugins|transformers_modules)[/\\]([\w.-]+)")
 _KNOWN_PACKAGE = re.compile(
-    rf"(?:^|[/\\])({line_words('packages')})[/\\](?!.*\bexamples[/\\])(?=.*\.py$)"
+    rf"(?:^|(?<!scripts)[/\\])({line_words('packages')})[/\\](?!.*\bexamples[/\\])(?=.*\.py$)"
 )
 """Packages that are often run from a checkout."""
 
@@ -300,7 +300,7 @@ def _logged(line: Line, text: str, before: str) -> Raised | None:
     """An exception that a program reports in its own words, unless it goes on without it."""
     is_logged = bool(line.level or _SAYS.search(text))
     is_mild = _SOFT.search(f"{before} {text}") or (not is_logged and LINES["notice"].search(text))
-    if line.level in ("W", "I") or line.indented or is_mild:
+    if line.level in ("W", "I") or is_mild or (line.indented and not LINES["alone"].match(text)):
         return None
     found = LINES["within"].search(text)
     if found is None or is_quoted(line, found.start()):
