@@ -35,6 +35,7 @@ from tpukit.tasks.eit.data.measured import open_test_set
 from tpukit.tasks.eit.data.voltages import SYMMETRIES, voltage_map
 from tpukit.tasks.eit.metrics import METRICS, measure_all
 from tpukit.train.evaluation import mean_interval
+from tpukit.train.requests import EvaluationOptions
 from tpukit.train.run_folder import versions
 
 WAYS = {
@@ -232,7 +233,7 @@ def test_on(
         "--samples", options.samples, "--out", options.work / f"test-{data}",
     )  # fmt: skip
     answer = run_json(*words, *(["--limit", limit] if limit else []))
-    frames = open_test_set(data, path, limit)
+    frames = open_test_set(data, path, EvaluationOptions(limit=limit))
     train = open_split(options.work / "data", "train", data_normalisation(options.work / "data"))
     images = regressor_images(model, train, frames.ys)
     return table_of(answer, images, frames.xs)

@@ -32,6 +32,7 @@ RETURNED = {
     "Empty": ("Empty.datasets", "training data without samples", "--data-path"),
     "EmptyValidation": ("EmptyValidation.datasets", "validation data without", "(train, None)"),
     "WithoutReturn": ("WithoutReturn.build_model", "returned None", "Return the model"),
+    "SparseGradients": ("SparseGradients.build_model", "'1' is an Embedding with", "Leave sparse"),
     "DrawsNothing": ("DrawsNothing.draw", "returned None", "Return the sample"),
     "WithoutIdentity": ("WithoutIdentity.identity", "returned None", "plain values"),
     "TorchGroups": ("TorchGroups.parameter_groups", "returned a dict", "ParameterGroup("),
@@ -229,6 +230,9 @@ def test_example_batches_are_of_each_shape_and_checked():
     assert batch["mask"].sum() == 6
     lengths = [tuple(b["x"].shape) for b in example_batches(mistaken_tasks.TwoLengths(), planned)]
     assert lengths == [(6, 8), (6, 4)]
+    rare = mistaken_tasks.OneLong()
+    longest, shortest = example_batches(rare, planned)
+    assert (longest["x"].shape, shortest["x"].shape, rare.seen_samples) == ((6, 70), (6, 2), 900)
     [batch] = example_batches(mistaken_tasks.WithoutMask(), planned)
     assert batch["mask"].tolist() == [1.0] * 6
     with pytest.raises(UsageError, match=r"example_batches .*without 'mask'"):

@@ -19,7 +19,8 @@ STEPS, ROWS = 20, 16
 
 
 class Net(nn.Module):
-    """Two residual blocks, with the first and the last weight tied, and a 0-d parameter."""
+    """Two residual blocks, with the first and the last weight tied, a 0-d parameter, and weights
+    that no loss uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,6 +33,7 @@ class Net(nn.Module):
         self.tied = nn.Linear(8, 32, bias=False)
         self.tied.weight = self.enter.weight
         self.scale = nn.Parameter(torch.ones(()))
+        self.unused = nn.Linear(8, 8, bias=False)
 
     def forward(self, x):
         h = self.enter(x)
@@ -54,7 +56,7 @@ def train(backend, accumulate=1, clip_norm=0.5):
     torch.manual_seed(0)
     model = backend.prepare(Net())
     trained = list(backend.unwrap(model).parameters())
-    optimizer = backend.optimizer([ParameterGroup(trained, 0.01)], OptimizerSettings())
+    optimizer = backend.optimizer([ParameterGroup(trained, 1.0)], OptimizerSettings())
     source, seen, compiled = backend.batches(batches(backend, accumulate)), {}, []
     for _ in range(STEPS):
         parts = []

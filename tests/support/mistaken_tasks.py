@@ -117,6 +117,11 @@ class EmptyValidation(Sound):
         return Datasets(Rows(sample), Rows(sample, 0))
 
 
+class SparseGradients(Sound):
+    def build_model(self, ops):
+        return nn.Sequential(nn.Linear(4, 2), nn.Embedding(2, 2, sparse=True))
+
+
 class WithoutReturn(Sound):
     def build_model(self, ops):
         nn.Linear(4, 2)
@@ -133,6 +138,17 @@ class TwoLengths(Sound):
 
     def collate(self, samples, micro):
         return stack_samples([{"x": np.resize(s["x"], micro.shape)} for s in samples], micro.rows)
+
+
+class OneLong(Sound):
+    """Without a mistake: padded to the longest, and one of 900 samples is long."""
+
+    def datasets(self):
+        return Datasets(Rows(lambda i: {"x": np.ones(70 if i == 777 else 2)}, 900), None)
+
+    def collate(self, samples, micro):
+        longest = max(len(s["x"]) for s in samples)
+        return stack_samples([{"x": np.resize(s["x"], longest)} for s in samples], micro.rows)
 
 
 class ListPlan(Sound):

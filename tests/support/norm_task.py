@@ -1,4 +1,5 @@
-"""A network with BatchNorm, upsampling and a head that no loss depends on, on synthetic images."""
+"""A network with BatchNorm, upsampling, a head that no loss depends on and buffers of types that
+gloo does not send, on synthetic images."""
 
 import numpy as np
 import torch
@@ -33,10 +34,14 @@ class Net(nn.Module):
         self.grow = nn.Upsample(scale_factor=2, mode="bilinear")
         self.leave = nn.Sequential(nn.Conv2d(4, 3, 3, bias=False), nn.BatchNorm2d(3, affine=False))
         self.pooler = nn.Linear(3, 3)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int16))
+        self.register_buffer("edges", torch.arange(3).to(torch.uint16))
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         hidden = self.leave(self.grow(self.enter(image))).mean((2, 3))
         self.pooler(hidden)
+        if self.training:
+            self.passes += 1
         return hidden
 
 

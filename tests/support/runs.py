@@ -142,9 +142,9 @@ def relative_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Te
     """The largest over all tensors of |left - right| / |right|, in the 2-norm."""
     assert left.keys() == right.keys()
     return max(
-        float((left[n] - right[n]).detach().double().norm() / right[n].detach().double().norm())
+        float((left[n].detach().double() - expected).norm() / expected.norm())
         for n in left
-        if right[n].double().norm() > 0
+        if (expected := right[n].detach().double()).norm() > 0
     )
 
 

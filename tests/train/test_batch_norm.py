@@ -89,3 +89,4 @@ def test_ema_averages_statistics_and_copies_counts(reference):
     assert not torch.allclose(model["enter.1.running_mean"], ema["enter.1.running_mean"])
     assert torch.equal(model["enter.1.num_batches_tracked"], torch.tensor(6))
     assert torch.equal(ema["enter.1.num_batches_tracked"], torch.tensor(6))
+    assert torch.equal(ema["passes"], torch.tensor(6, dtype=torch.int16))

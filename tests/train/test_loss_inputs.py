@@ -1,5 +1,6 @@
 """What host batches show of a loss: means over filled rows, uneven labels, indices out of range."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -50,9 +51,21 @@ def compiling():
     return backend
 
 
+class Filling(ShuffledPlan):
+    """Micro-batches with a filled row."""
+
+    def step(self, step):
+        return [replace(micro, keys=micro.keys[:-1]) for micro in super().step(step)]
+
+
+class FilledTagger(Tagger):
+    def plan(self, data, settings):
+        return Filling(len(data), settings)
+
+
 # -- means -----------------------------------------------------------------------------------------
 def test_a_mean_over_filled_rows_is_warned_of_once_with_its_fix(tmp_path):
-    _, warnings = train(Tagger(), tmp_path, compiling())
+    _, warnings = train(FilledTagger(), tmp_path)
     [warning] = warnings
     assert "Tagger.loss" in warning and "rows that only fill a batch up count in it" in warning
     assert (
@@ -191,18 +204,16 @@ def test_xla_names_entry_sample_and_range(tmp_path, entry, value, told):
 
 
 @pytest.mark.xla
-def test_xla_warns_and_goes_on(tmp_path):
-    base = [
-        "train",
-        "--task",
-        TAGGER,
-        "--hw",
-        "tpu",
-        "--accumulate",
-        "1",
-        "--results-dir",
-        tmp_path,
-    ]
-    done = tpukit(*base, "--json", env={**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"})
+def test_xla_counts_no_filled_row_in_a_mean(tmp_path):
+    """Eleven samples in batches of eight: as on a CPU, in training and in `test`."""
+    expected, _ = train(Tagger(), tmp_path / "cpu", max_steps=4, lr=1e-2)
+    xla = ["--hw", "tpu", "--precision", "fp32"]
+    env = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}
+    run = ["train", "--task", TAGGER, "--accumulate", "1", "--results-dir", tmp_path / "xla"]
+    done = tpukit(*run, *xla, "--json", env=env)
     assert result(done)["compilations_after_warmup"] == 0
-    assert (tmp_path / "log.txt").read_text().count("rows that only fill a batch up count") == 1
+    *_, last = read_metrics(RunFolder(tmp_path / "xla"))
+    assert last["valid_loss"] == pytest.approx(expected[-1], rel=1e-4)
+    assert "rows that only fill" not in (tmp_path / "xla" / "log.txt").read_text()
+    tested = tpukit("test", "--run", tmp_path / "xla", *xla, "--batch-size", 8, "--json", env=env)
+    assert result(tested)["metrics"]["loss"] == pytest.approx(expected[-1], rel=1e-4)

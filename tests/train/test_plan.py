@@ -1,5 +1,6 @@
 """Which samples make up a step: a pure function of (seed, step)."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -37,6 +38,20 @@ def test_passes_and_seeds_differ():
 @pytest.mark.parametrize("rows", [1, 2, 4])
 def test_accumulation_cuts_the_same_samples(rows):
     assert keys(plan(rows=rows), 2) == keys(plan(rows=4), 2)
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "epochs", "steps"),
+    [(100, 64, 10, 16), (100, 16, 3, 19), (64, 64, 5, 5), (65, 64, 1, 2), (65, 64, 64, 65)],
+)
+def test_epochs_are_counted_in_samples(samples, batch, epochs, steps):
+    """No remainder of a pass is counted as a whole step: the last step may begin another pass."""
+    for rows in (batch, batch // 2):
+        shuffled = plan(samples, batch, rows)
+        assert math.ceil(epochs * shuffled.steps_per_epoch()) == steps
+        seen = Counter(key.epoch for step in range(steps) for key in keys(shuffled, step))
+        assert [seen[epoch] for epoch in range(epochs)] == [samples] * epochs
+        assert seen.total() - epochs * samples < batch
 
 
 def test_shares_are_disjoint_and_whole():

@@ -120,10 +120,12 @@ class Epochs(Tiny):
         return Datasets(Rows(100), Rows(10))
 
 
-def test_an_own_task_is_validated_after_each_epoch(tmp_path):
-    """100 samples in batches of 16: epochs end in steps 7, 13 and 19; the run has 21 steps."""
-    run = tpukit.fit(Epochs(), results_dir=str(tmp_path), hw="cpu", log=lambda line: None)
-    assert (run.steps, validated(tmp_path)) == (21, [7, 13, 19, 21])
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_an_own_task_is_validated_after_each_epoch(tmp_path, accumulate):
+    """100 samples in batches of 16: epochs end in steps 7, 13 and 19, the last one: 304 samples."""
+    settings = {"results_dir": str(tmp_path), "hw": "cpu", "accumulate": accumulate}
+    run = tpukit.fit(Epochs(), log=lambda line: None, **settings)
+    assert (run.steps, validated(tmp_path)) == (19, [7, 13, 19])
 
 
 def test_a_time_limit_is_validated(tmp_path):

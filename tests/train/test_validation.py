@@ -1,5 +1,8 @@
 """Validation: metrics from rows, several sets, the best metric, early stopping, the hook."""
 
+from dataclasses import replace
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -8,11 +11,12 @@ from tiny_task import Rows, Tiny
 
 from tpukit.errors import ConfigError, DataError, UsageError
 from tpukit.train.config import TrainConfig, build
-from tpukit.train.evaluation import in_data_order, infer, metrics_of
+from tpukit.train.evaluation import in_data_order, infer, metrics_of, metrics_of_run
 from tpukit.train.learner import BatchSums, weighted_sums
 from tpukit.train.loader import LoaderSettings
 from tpukit.train.monitor import CompilationWatch
 from tpukit.train.plan import TrainingRequest
+from tpukit.train.requests import EvaluationRequest
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder, open_run
 from tpukit.train.run_log import read_metrics
@@ -157,11 +161,12 @@ class Recorded(FakeBackend):
 
 
 @pytest.mark.parametrize("loss_a_row", [False, True])
+@pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize(
     ("ranks", "samples", "rows"),
     [(1, 21, 16), (2, 21, 16), (4, 17, 16), (4, 15, 16), (2, 21, 5), (4, 3, 16)],
 )
-def test_a_mean_counts_every_sample_once_where_shapes_are_free(ranks, samples, rows, loss_a_row):
+def test_a_mean_counts_every_sample_once(ranks, samples, rows, loss_a_row, compiles):
     """The last batch of 16 rows has 5 samples, 1 or 15: a rank's rows are all samples, or none.
 
     Nothing is known of the loss before, as in `tpukit test`, whose batch need not divide.
@@ -169,6 +174,7 @@ def test_a_mean_counts_every_sample_once_where_shapes_are_free(ranks, samples, r
     task, sums, rows_seen = Mean(samples, loss_a_row), [], []
     for rank in range(ranks):
         backend = Recorded(rank, ranks)
+        backend.compiles = compiles
         torch.manual_seed(0)
         model = task.build_model(backend).eval()
         evaluation = BatchSums(task, backend, model)
@@ -186,6 +192,33 @@ def test_a_mean_counts_every_sample_once_where_shapes_are_free(ranks, samples, r
     errors = [(y - found).square().mean() for y, found in zip(wanted, outputs, strict=True)]
     assert loss / weight == pytest.approx(float(torch.stack(errors).mean()), rel=1e-5)
     assert worst / weight == pytest.approx(float(torch.stack(errors).sqrt().mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize(("packed", "limit"), [(False, 4), (False, 100), (True, 4)])
+def test_a_limit_takes_samples_evenly(packed, limit):
+    """Of data that are sorted by class; in full batches of the plan's shapes."""
+
+    class Sorted(Ranked):
+        def evaluation_batches(self, data, settings):
+            for micro in super().evaluation_batches(data, settings):
+                yield replace(micro, counts=(len(micro.keys), 0, 0, 0)) if packed else micro
+
+        def datasets(self):
+            return Datasets(Rows(64), Numbered(20, 5))
+
+        def collate(self, samples, micro):
+            seen.append(tuple(int(sample["number"]) for sample in samples))
+            return super().collate(samples, micro)
+
+    seen: list[tuple[int, ...]] = []
+    task, backend = Sorted(), FakeBackend()
+    request = EvaluationRequest(limit=limit, batch_size=4)
+    fields = metrics_of_run(task, task.build_model(None).eval(), backend, request, print)
+    assert fields["samples"] == min(limit, 20)
+    if limit == 4:
+        assert seen == [(2, 7, 12, 17)] and fields["metrics"]["positive"] == 1
+    else:
+        assert [*chain(*seen)] == [*range(20)]
 
 
 def test_what_weighs_nothing_may_be_nan():

@@ -145,6 +145,8 @@ class Trial:
     devices: int | None = None
     samples: int | None = None
     """Training samples, where they are known."""
+    seen: int | None = None
+    """Those whose sizes were compared for the largest; None: all are alike."""
     predicted: Prediction | None = None
     """The prediction for a trial measured on a GPU or TPU. On a TPU `used_bytes` is then the larger
     one of the predicted and the measured memory usage."""

@@ -7,8 +7,8 @@ from unittest import mock
 from torch import nn
 
 from tpukit.hardware.backend import ModelOps
-from tpukit.train.checks import MODEL, expect
 from tpukit.train.task import Task
+from tpukit.train.weights import built_model
 
 
 def unfilled_model(task: Task, ops: ModelOps) -> nn.Module:
@@ -20,11 +20,6 @@ def unfilled_model(task: Task, ops: ModelOps) -> nn.Module:
         if "meta" not in str(error):
             raise
     return built_model(task, ops)
-
-
-def built_model(task: Task, ops: ModelOps) -> nn.Module:
-    """What `build_model` returns. Raises UsageError where it is not a module."""
-    return expect(task.build_model(ops), nn.Module, task.build_model, MODEL)
 
 
 @contextmanager

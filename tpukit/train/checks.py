@@ -12,7 +12,6 @@ from tpukit.train.user_code import is_users, place_of
 
 Kind = TypeVar("Kind")
 Method = Callable[..., Any]
-MODEL = "the model, an nn.Module"
 ARRAYS = (Tensor, np.ndarray, np.generic, bool, int, float)
 """What a sample's entries may be for `stack_samples`."""
 

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
@@ -89,8 +90,8 @@ class SampleSource(Protocol):
 class BatchPlan(Protocol):
     """What decides a run's data: a pure function of the step."""
 
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps in one pass over the data, rounded up."""
+    def steps_per_epoch(self) -> Fraction | int:
+        """Optimizer steps in one pass over the data: exactly, or rounded up."""
 
     def step(self, step: int) -> Sequence[MicroBatch]:
         """The micro-batches of optimizer step `step` (from 0), whatever the world size."""
@@ -166,8 +167,8 @@ class ShuffledPlan:
         self.settings = settings
         self._orders: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = {}
 
-    def steps_per_epoch(self) -> int:
-        return -(-self.samples // self.settings.global_batch_size)
+    def steps_per_epoch(self) -> Fraction:
+        return Fraction(self.samples, self.settings.global_batch_size)
 
     def step(self, step: int) -> list[MicroBatch]:
         size, rows = self.settings.global_batch_size, self.settings.micro_rows

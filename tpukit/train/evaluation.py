@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -167,7 +167,9 @@ def metrics_of_run(
     metrics: dict[str, float] = {}
     samples = 0
     for name, data in sets.items():
-        micro_batches = list(_first(task.evaluation_batches(data, settings), request.limit))
+        micro_batches = list(task.evaluation_batches(data, settings))
+        if request.limit is not None:
+            micro_batches = list(_alone(micro_batches, {*request.chosen(range(len(data)))}))
         samples += sum(len(micro.keys) for micro in micro_batches)
         loading = LoaderSettings(0, request.seed)
         values = metrics_of(sums, data, micro_batches, loading, watch)
@@ -204,14 +206,15 @@ def _with_data_path(task: Task, request: EvaluationRequest) -> Task:
     return other
 
 
-def _first(micro_batches: Iterable[MicroBatch], limit: int | None) -> Iterator[MicroBatch]:
-    """The micro-batches with the first `limit` samples in them; all where it is None."""
-    for micro in micro_batches:
-        if limit is None:
-            yield micro
-        elif limit > 0:
-            yield replace(micro, keys=micro.keys[:limit])
-            limit -= len(micro.keys)
+def _alone(micro_batches: Sequence[MicroBatch], samples: set[int]) -> Iterator[MicroBatch]:
+    """Micro-batches of the same shapes with these samples alone, one a row."""
+    for _, alike in groupby(micro_batches, lambda micro: (micro.rows, micro.shape)):
+        first, *others = alike
+        keys = [k for micro in (first, *others) for k in micro.keys if k.sample in samples]
+        for start in range(0, len(keys), first.rows):
+            part = tuple(keys[start : start + first.rows])
+            ones = (1,) * len(part) + (0,) * (first.rows - len(part))
+            yield replace(first, keys=part, counts=first.counts and ones)
 
 
 def metrics_of(
@@ -222,13 +225,14 @@ def metrics_of(
     watch: CompilationWatch,
 ) -> dict[str, float]:
     """The means and the computed metrics of one set; the model is in eval mode."""
-    task, backend = sums.task, sums.backend
-    if sums.inputs.is_mean is None and backend.world_size > 1 and not backend.compiles:
-        # One rank's rows always divide.
+    task, backend, inputs = sums.task, sums.backend, sums.inputs
+    if inputs.is_mean is None and (backend.world_size > 1 or backend.compiles):
+        # Elsewhere rows always divide, and another shape costs nothing.
         _look_at_loss(sums, data, micro_batches[:1], loading)
-    if not backend.compiles and sums.inputs.is_mean is not False:
-        # A mean would count filled rows, and no program is compiled for a shape.
-        parts = [micro.without_filled_rows(backend.devices) for micro in micro_batches]
+    if inputs.means if backend.compiles else inputs.is_mean is not False:
+        # A mean would count filled rows: at most one more program for each shape.
+        units = backend.devices if backend.world_size > 1 else 1
+        parts = [micro.without_filled_rows(units) for micro in micro_batches]
         micro_batches = list(chain.from_iterable(parts))
     has_rows = overrides(task, "validation_rows")
 
@@ -244,9 +248,6 @@ def metrics_of(
         return rows
 
     rows = rows_of_data(task, data, micro_batches, backend, loading, added, sums.inputs.see)
-    # Rank 0 warns, and another one's rows may fill up.
-    filled = backend.all_gather_objects(sums.inputs.has_filled_rows)
-    sums.inputs.has_filled_rows = any(filled)
     values = sums.read()
     watch.done("read_evaluation")
     if has_rows:

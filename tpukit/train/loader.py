@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
+import random
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -45,8 +49,9 @@ from tpukit.train.user_code import place_of, task_failure
 
 PROBED_STEPS = 100
 """Maximum number of a plan's steps that are searched for shapes of batches."""
-SEEN_SAMPLES = 32
-"""Samples whose sizes are compared where a task's `collate` may make batches of any size."""
+SEEN_SAMPLES, FEWEST_SEEN, SEEN_SECONDS = 4096, 32, 2.0
+"""Maximum and minimum number of samples whose sizes are compared where a task's `collate` may make
+batches of any size, and the seconds after which no more than the minimum are."""
 FEW_WORKERS = 4
 SeeBatch = Callable[[Batch, MicroBatch], None]
 
@@ -98,28 +103,48 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
 
     def filled(self, micros: Sequence[MicroBatch]) -> list[Batch]:
         """A full batch in the shape of these, of their first sample alone; where `collate` makes
-        batches of any size, one of the largest among the first samples, and one of the smallest."""
+        batches of any size, the largest one with the larger ones of a few, and their smallest."""
         micro = micros[0]
-        varies = not self._stacks and micro.shape is None and micro.counts is None
-        ones = [*itertools.islice(self._alone(micros), SEEN_SAMPLES if varies else 1)]
-        sizes = [_numbers(self.batch(replace(one, rows=1))) for one in ones if varies]
-        varies = len(set(sizes)) > 1
-        if varies:
-            ones = [ones[place] for place in sorted(range(len(ones)), key=sizes.__getitem__)]
+        orders = [[next(self._alone(micros))]]
+        if not self._stacks and micro.shape is None and micro.counts is None:
+            sizes = self._sizes(micros)
+            # All of the largest at once would be a batch that no run meets.
+            ones = [one for _, one in sorted(sizes[:FEWEST_SEEN], key=itemgetter(0))]
+            _, largest = max(sizes, key=itemgetter(0))
+            if len({size for size, _ in sizes}) > 1:
+                orders = [[largest, *(one for one in ones[::-1] if one is not largest)], ones]
         batches = []
-        for order in (ones[::-1], ones) if varies else [ones]:
-            chosen = [*itertools.islice(itertools.cycle(order), micro.rows if varies else 1)]
-            keys, samples = tuple(o.keys[0] for o in chosen), [o.samples[0] for o in chosen]
+        for order in orders:
+            rows = micro.rows if len(orders) > 1 else 1
+            chosen = [*itertools.islice(itertools.cycle(order), rows)]
+            keys = tuple(one.keys[0] for one in chosen)
+            samples = None if order[0].samples is None else [one.samples[0] for one in chosen]
             batches.append(self.batch(replace(micro, keys=keys, samples=samples)))
             batches[-1]["mask"].fill_(1.0)
         return batches
 
+    def _sizes(self, micros: Sequence[MicroBatch]) -> list[tuple[int, MicroBatch]]:
+        """Sizes of micro-batches of one sample each: of a data set's samples, at most
+        `SEEN_SAMPLES` from anywhere, in `SEEN_SECONDS`; of a stream's, those of `micros`."""
+        ones = self._alone(micros)
+        if micros[0].samples is None:
+            whole = range(len(self.data))
+            places = random.Random(0).sample(whole, min(len(whole), SEEN_SAMPLES))
+            ones = (replace(micros[0], keys=(SampleKey(0, place),)) for place in places)
+        sizes, start = [], time.monotonic()
+        for one in ones:
+            sizes.append((_numbers(self.batch(replace(one, rows=1))), one))
+            if len(sizes) >= FEWEST_SEEN and time.monotonic() > start + SEEN_SECONDS:
+                break
+        self.task.seen_samples = len(sizes)
+        return sizes
+
     def _alone(self, micros: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-        """Micro-batches of each of their samples, read once."""
+        """Micro-batches of each of their samples."""
         for micro in micros:
-            found = unpacked(micro.samples) or (self.data[key.sample] for key in micro.keys)
-            for key, sample in zip(micro.keys, found, strict=False):
-                yield replace(micro, keys=(key,), samples=(sample,))
+            for place, key in enumerate(micro.keys):
+                samples = micro.samples and micro.samples[place : place + 1]
+                yield replace(micro, keys=(key,), samples=samples)
 
     def sample(self, key: SampleKey) -> Sample:
         """A sample of a map-style data set, with its draws."""
@@ -155,7 +180,7 @@ def example_batches(task: Task, settings: PlanSettings, data: Any = None) -> lis
     task.known_samples = None if is_stream(data) else len(data)
     rows = settings.micro_rows
     plan = task.plan(data, PlanSettings(rows, rows, 1, seed=0))
-    steps = range(1 if is_stream(data) else min(plan.steps_per_epoch(), PROBED_STEPS))
+    steps = range(1 if is_stream(data) else min(math.ceil(plan.steps_per_epoch()), PROBED_STEPS))
     shapes: dict[Any, list[MicroBatch]] = {}
     for micro in itertools.chain.from_iterable(map(plan.step, steps)):
         shapes.setdefault((micro.rows, micro.shape), []).append(micro)

@@ -177,7 +177,7 @@ class LossInputs:
         self.checks_indices = backend.compiles_everything and not is_compiled
         self.is_mean: bool | None = None
         """Whether the loss returns a 0-d entry, a mean perhaps; None before the first batch."""
-        self._means: list[str] = []
+        self.means: list[str] = []
         """Those entries, where no 0-d weight says how much they count."""
         self.has_filled_rows = False
         self._labels: dict[str, set[int]] = {}
@@ -252,13 +252,13 @@ class LossInputs:
     def look_at(self, outputs: dict[str, Tensor]) -> None:
         """Notes what the loss returned."""
         means = [name for name, value in outputs.items() if value.ndim == 0]
-        self.is_mean, self._means = bool(means), [] if "weight" in means else means
+        self.is_mean, self.means = bool(means), [] if "weight" in means else means
 
     def warnings(self) -> Iterator[str]:
         """What is wrong about a mean, with its fix; each once."""
-        if not self._means:
+        if not self.means:
             return
-        name = "loss" if "loss" in self._means else self._means[0]
+        name = "loss" if "loss" in self.means else self.means[0]
         uneven = [(n, sorted(c)) for n, c in self._labels.items() if len(c) > 1]
         labels = next(iter(self._labels), None)
         fix = PER_TOKEN.replace("NAME", labels) if labels else PER_ROW

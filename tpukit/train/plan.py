@@ -33,7 +33,7 @@ from tpukit.train.loader import (
 )
 from tpukit.train.run_folder import RunFolder, read_config
 from tpukit.train.schedule import BestMetric, completes_pass, is_due, parse_best_metric
-from tpukit.train.task import BatchPlan, Datasets, PlanSettings, ShuffledPlan, Task, overrides
+from tpukit.train.task import BatchPlan, Datasets, PlanSettings, Task, overrides
 
 DEFAULT_CKPT_EVERY = 500
 """Maximum number of steps between two checkpoints where none is given."""
@@ -196,7 +196,7 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
         compiles=backend.compiles,
     )  # fmt: skip
     batches = check_batch_plan(task.plan(datasets.train, settings), task.plan, backend.devices)
-    total = config.max_steps or (config.epochs or 1) * batches.steps_per_epoch()
+    total = config.max_steps or math.ceil((config.epochs or 1) * batches.steps_per_epoch())
     return RunPlan(
         request=replace(request, task=task),
         datasets=datasets,
@@ -212,18 +212,16 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
             start_worker=WorkerInit(),
             timeout=config.loader_timeout,
         ),
-        steps_per_pass=None if config.ckpt_every else _steps_per_pass(batches, datasets, config),
+        steps_per_pass=None if config.ckpt_every else _steps_per_pass(batches, datasets),
         operations_per_sample=operations,
         choice=choice,
     )
 
 
-def _steps_per_pass(batches: BatchPlan, datasets: Datasets, config: TrainConfig) -> Fraction | None:
+def _steps_per_pass(batches: BatchPlan, datasets: Datasets) -> Fraction | None:
     """None for a stream, which has no end, and without validation data."""
     if is_stream(datasets.train) or not datasets.validation_sets():
         return None
-    if isinstance(batches, ShuffledPlan):
-        return Fraction(batches.samples, config.global_batch_size)
     return Fraction(batches.steps_per_epoch())
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpukit.io.ranges import BATCH, COUNT, SEED, setting
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from tpukit.hardware.backend import Backend
     from tpukit.train.run_folder import TrainedRun
+
+Chosen = TypeVar("Chosen")
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,19 @@ class EvaluationOptions:
     data_path: Path | None = None
     """Folder the data lies in (the run's, else ./data)."""
     limit: int | None = setting(None, COUNT)
-    """At most N samples."""
+    """At most N samples, evenly from all of them."""
     batch_size: int | None = setting(None, BATCH)
     """Samples in a batch, over all devices."""
     seed: int = setting(0, SEED)
     """Seed of the sampling."""
     out: Path | None = None
     """Folder for predictions and pictures (in the run folder)."""
+
+    def chosen(self, samples: Sequence[Chosen]) -> list[Chosen]:
+        """At most `limit` of the samples, evenly: the first may all be of one class."""
+        total = len(samples)
+        count = min(total, self.limit or total)
+        return [samples[(2 * place + 1) * total // (2 * count)] for place in range(count)]
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,13 @@ class EvaluationRequest(EvaluationOptions):
     """A checkpoint file of other code, instead of a run."""
     options: Any = None
     """What the task declares as `test_options`, with the values that were given."""
+
+    def folder(self, data: str | Path = "") -> Path:
+        """`out`, or a folder of the run's for the results on a data set: `test-valid`, and with the
+        whole path `test-a-valid` for a/valid."""
+        parts = ("test", *(part for part in Path(data).parts if part != os.sep))
+        home = self.run.path if self.run else Path("results")
+        return self.out or home / "-".join(parts)
 
 
 @dataclass(frozen=True)

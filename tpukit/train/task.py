@@ -183,6 +183,8 @@ class Task(ABC):
     """The constructor's arguments; kept where it is called."""
     known_samples: int | None = None
     """Number of training samples, once the data was opened."""
+    seen_samples: int | None = None
+    """Number of them whose sizes were compared for `example_batches`; None: all are alike."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -291,7 +293,7 @@ class Task(ABC):
         """Host batches of each shape that training uses, the costliest first.
 
         Default: one sample of the training data repeated, for each shape in the first steps of the
-        plan; where `collate` makes batches of any size, the largest of 32 samples
+        plan; where `collate` makes batches of any size, the largest of 4,096 samples
         (`loader.example_batches`). Override it to probe where the data is not at hand.
         """
         raise NotImplementedError("Task.example_batches: `super()` has none; leave the method out")

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tpukit.errors import CheckpointError
-from tpukit.hardware.backend import Backend
+from tpukit.hardware.backend import Backend, ModelOps
 from tpukit.io.files import replacing, require_regular, write_file, writing_errors
 from tpukit.io.toml import has_form
 from tpukit.train.checkpoint import Checkpoint, load_weights
-from tpukit.train.checks import MODEL, expect
+from tpukit.train.checks import expect, task_mistake
 from tpukit.train.config import TrainConfig
 from tpukit.train.run_folder import TrainedRun, open_run
 from tpukit.train.task import Datasets, Task, overrides
@@ -37,6 +37,20 @@ def open_initial_run(task: Task, source: str, log: Callable[[str], None]) -> Tra
     return run
 
 
+def built_model(task: Task, ops: ModelOps) -> nn.Module:
+    """What `build_model` returns. Raises UsageError for what cannot be trained."""
+    method = task.build_model
+    model = expect(method(ops), nn.Module, method, "the model, an nn.Module")
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            raise task_mistake(
+                method, f"returned a model whose {name!r} is an {type(part).__name__} with"
+                " sparse=True: sparse gradients are neither reduced over devices nor clipped",
+                "Leave sparse=True out.",
+            )  # fmt: skip
+    return model
+
+
 def initial_model(
     task: Task,
     backend: Backend,
@@ -50,7 +64,7 @@ def initial_model(
 
     Raises CheckpointError naming what does not fit.
     """
-    model = expect(task.build_model(backend), nn.Module, task.build_model, MODEL)
+    model = built_model(task, backend)
     if checkpoint is not None:
         load_weights(model, checkpoint.tensors("model"), str(checkpoint.path))
     elif data is not None and (source := config.init_from) is not None:

@@ -1,6 +1,7 @@
 """Predictions of the TPU compiler, and of a trace for a GPU, beside measured trials."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,23 @@ def test_the_target_is_the_gpus_that_are_here(monkeypatch, name, gib, devices, t
     monkeypatch.setattr(predictions, "find_kind", lambda _: "gpu")
     found = predictions.target_here(HardwareOptions(devices=devices))
     assert (found and found.name) == target
+
+
+def test_a_slice_of_a_gpu_has_the_memory_that_cuda_reports(monkeypatch, tmp_path):
+    """nvidia-smi names the whole GPU."""
+    gpus = (Gpu(0, "NVIDIA A100-SXM4-40GB", 40 * 2**30),)
+    hardware = Hardware("gpu", None, gpus, 0, emulated=False)
+    monkeypatch.setattr(predictions, "detect_hardware", lambda _: hardware)
+    monkeypatch.setattr(predictions, "query_driver", lambda _, gpus: gpus)
+    monkeypatch.setattr(predictions, "find_kind", lambda _: "gpu")
+    (tmp_path / "gi7").mkdir()
+    monkeypatch.setattr(predictions, "SLICES", f"{tmp_path}")
+    told = (sys.executable, "-c", f"print({5 * 2**30})")
+    monkeypatch.setattr(predictions, "CUDA_MEMORY", told)
+    found = predictions.target_here(HardwareOptions(devices=1))
+    assert found and found.memory_bytes == 5 * 2**30
+    monkeypatch.setattr(predictions, "CUDA_MEMORY", (sys.executable, "-c", "1 / 0"))
+    assert predictions.target_here(HardwareOptions(devices=1)) is None
 
 
 @pytest.mark.parametrize(

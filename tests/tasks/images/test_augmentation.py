@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tpukit.errors import ConfigError
 from tpukit.tasks.images.data.augmentation import mix, partners
 from tpukit.tasks.images.task import ImagesTask
 from tpukit.train.task import MicroBatch, SampleKey, sample_rng
@@ -37,6 +38,12 @@ def test_draws_depend_on_the_sample_alone():
     assert not np.array_equal(first["image"], other["image"])
     assert first["image"].shape == (3, SIDE, SIDE)
     assert first["image"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("policy", ["foo", "rand-q9", "augmix-mx2", 3])
+def test_an_unknown_policy_is_named_before_the_data_is_read(policy):
+    with pytest.raises(ConfigError, match=f"auto_augment '?{policy}'? is not a policy of timm"):
+        make_task(auto_augment=policy, data_path="nowhere").datasets()
 
 
 def test_validation_images_are_resized_and_cropped_alone():

@@ -4,6 +4,7 @@ import csv
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from runs import (
     VIRTUAL_TPU,
@@ -17,6 +18,9 @@ from runs import (
 
 import tpukit as tpukit_api
 from tpukit.errors import DataError
+from tpukit.tasks.images.predict import find_images, what_is_written, write_submission
+from tpukit.tasks.images.task import ImagesTask
+from tpukit.train.requests import PredictionRequest
 
 SIZES = ["--set", "model=test_convnext", "--set", "image_size=32", "--set", "mixup=0.8",
          "--set", "cutmix=1.0", "--set", "layer_decay=0.9",
@@ -97,8 +101,8 @@ def test_the_images_that_are_tested_are_those_meant(shapes, trained, tmp_path):
 
     def tested(**options):
         lines = []
-        tpukit_api.evaluate(trained, hw="cpu", data_path=folder, out=tmp_path / "out",
-                            log=lines.append, **options)  # fmt: skip
+        given = {"data_path": folder, "out": tmp_path / "out", **options}
+        tpukit_api.evaluate(trained, hw="cpu", log=lines.append, **given)
         rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
         return rows, [line for line in lines if line.startswith("warning")]
 
@@ -109,6 +113,11 @@ def test_the_images_that_are_tested_are_those_meant(shapes, trained, tmp_path):
     assert {Path(row["file"]).parent for row in rows} == {folder / "test"} and len(rows) == 16
     rows, warnings = tested(limit=8)
     assert len({row["label"] for row in rows}) == 8 and not warnings
+    for name in ("a", "b"):
+        shutil.copytree(folder / "valid", tmp_path / name / "valid")
+        tested(data=str(tmp_path / name / "valid"), out=None)
+    kept = [path.parent.name for path in trained.glob("test-*-valid/predictions.csv")]
+    assert sorted(name[-8:] for name in kept) == ["-a-valid", "-b-valid"]
     next((folder / "valid" / "star").iterdir()).rename(folder / "train" / "star" / "moved.png")
     assert "may have learned some of those" in tested(limit=8)[1][0]
 
@@ -147,6 +156,25 @@ def test_a_sample_with_a_column_for_each_class_gets_probabilities(shapes, traine
     sample.write_text("file,star,moon\n000003,0,0\n")
     told = failure(tpukit(*predict, "--sample-submission", sample))
     assert "the columns star, moon, neither one of classes" in told
+
+
+@pytest.mark.parametrize(
+    ("values", "written", "said"),
+    [(("0.5", "0.5"), ["0.75000000", "0.12500000"], "the probability of class '1'"),
+     (("0", "0.5"), ["0.75000000", "0.12500000"], "the probability of class '1'"),
+     (("0", "0"), ["1", "0"], "label is the class"), (("x", "y"), ["1", "0"], "is the class")],
+)  # fmt: skip
+def test_a_sample_of_one_column_has_what_its_values_are(shapes, tmp_path, values, written, said):
+    task = ImagesTask(class_names=["0", "1"], data_path=str(shapes))
+    sample, out = tmp_path / "sample_submission.csv", tmp_path / "submission.csv"
+    lines = [f"{i:06},{value}\n" for i, value in enumerate(values)]
+    sample.write_text("id,label\n" + "".join(lines))
+    found = find_images(task, PredictionRequest(sample_submission=sample, run=None))
+    probabilities = np.array([[0.25, 0.75], [0.875, 0.125]], np.float32)
+    write_submission(out, found, task, probabilities, probabilities.argmax(1))
+    header, *rows = csv.reader(out.open())
+    assert header == ["id", "label"] and [row[1] for row in rows] == written
+    assert said in what_is_written(found, task)
 
 
 def test_flipped_images_are_averaged(shapes, trained, tmp_path):

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 
+SENT_AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
+"""Types that neither gloo nor NCCL sends."""
+
 
 @torch.no_grad()
 def share_buffers(model: nn.Module) -> None:
@@ -33,7 +36,7 @@ def share_buffers(model: nn.Module) -> None:
         _fill(tensors, flat / dist.get_world_size())
     for tensors in _by_dtype(others):
         flat = torch.cat([tensor.flatten() for tensor in tensors])
-        dist.broadcast(flat, 0)
+        dist.broadcast(flat.view(torch.uint8) if flat.dtype in SENT_AS_BYTES else flat, 0)
         _fill(tensors, flat)
 
 

@@ -96,6 +96,10 @@ class XlaBackend(XlaOps):
         self.world_size = collectives.world_size
         self._adds_up = False
         """Whether this step's gradients accumulate over micro-batches."""
+        self._versions: dict[nn.Parameter, int] = {}
+        """Writes to each accumulated gradient before the step."""
+        self._unused: dict[nn.Parameter, Tensor] = {}
+        """Zeros that the last step's losses added nothing to, for the next step to add to."""
         self._ends_step = False
         """Whether the next `finish` ends an optimizer step."""
         self._random_after_step: int | None = None
@@ -182,13 +186,29 @@ class XlaBackend(XlaOps):
         if self._adds_up:
             # A graph a micro-batch, always the same one: only its activations are held at a time.
             self._sync()
+            if last:
+                self._set_unused_aside()
 
     def _start_gradients(self, model: nn.Module) -> None:
+        self._versions = {}
         for parameter in model.parameters():
             if not self._adds_up:
                 parameter.grad = None
-            elif parameter.requires_grad and parameter.grad is None:
-                parameter.grad = self.mesh.zeros_like(parameter)
+            elif parameter.requires_grad:
+                if parameter.grad is None:
+                    zeros = self._unused.get(parameter)
+                    parameter.grad = self.mesh.zeros_like(parameter) if zeros is None else zeros
+                self._versions[parameter] = parameter.grad._version
+
+    def _set_unused_aside(self) -> None:
+        """Leaves weights that no loss used without a gradient: they must not decay."""
+        self._unused = {
+            parameter: parameter.grad
+            for parameter, version in self._versions.items()
+            if parameter.grad is not None and parameter.grad._version == version
+        }
+        for parameter in self._unused:
+            parameter.grad = None
 
     def backward(self, loss: Tensor) -> None:
         with running(self):  # parts of the model may be recomputed

@@ -196,7 +196,10 @@ class Recommender:
         )
         chosen = result.recommended_trial
         unread = UNREAD if chosen and chosen.unread else None
-        notes = filter(None, (note, self.why_fast, unread))
+        few = None
+        if chosen and chosen.seen and chosen.samples and chosen.seen < chosen.samples:
+            few = f"Sized by the largest of {chosen.seen:,} of {chosen.samples:,} samples."
+        notes = filter(None, (note, self.why_fast, unread, few))
         return replace(result, note=" ".join(notes) or None)
 
     # -- the largest ------------------------------------------------------------------------------

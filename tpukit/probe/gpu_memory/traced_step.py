@@ -19,12 +19,13 @@ from tpukit.probe.gpu_memory.backend import RecordedBackend, fake_ranks
 from tpukit.probe.gpu_memory.cuda_forms import CudaForms
 from tpukit.probe.gpu_memory.recorder import StorageRecorder, Trace
 from tpukit.probe.targets import GpuTarget
-from tpukit.probe.unfilled_model import built_model, unfilled_model
+from tpukit.probe.unfilled_model import unfilled_model
 from tpukit.train.batch_size import Examples
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
 from tpukit.train.loader import example_batches
 from tpukit.train.task import PlanSettings, Task
+from tpukit.train.weights import built_model
 
 CUBLAS_BYTES, CUBLAS_HOPPER_BYTES = 8519680, 2**25
 """cuBLAS' workspace of a thread."""

@@ -1,6 +1,7 @@
 """Predictions beside trials that are measured on this machine's TPU or GPU."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -26,15 +27,23 @@ from tpukit.train.config import TrainConfig
 
 PREDICTION_SECONDS = 600.0
 """Time limit of one prediction: measuring goes on without it."""
+SLICES = "/proc/driver/nvidia/capabilities/gpu{}/mig"
+"""Folder of a GPU's slices: gi1, gi2, ..."""
+CUDA_MEMORY = (sys.executable, "-c", "import torch; print(torch.cuda.mem_get_info()[1])")
+CUDA_SECONDS = 60.0
 
 
 def target_here(options: HardwareOptions) -> Target | GpuTarget | None:
     """The devices that a run would use, as a target; None where nothing predicts for them."""
     hardware, kind = detect_hardware(Host()), find_kind(options)
     if kind == "gpu":
-        gpus = query_driver(Host(), hardware.gpus)
-        memory = gpus[0].memory_bytes if gpus else None
-        return gpu_here(gpus[0].name, rank_count(options, kind), memory) if memory else None
+        host = Host()
+        gpus = query_driver(host, hardware.gpus)
+        name, memory = (gpus[0].name, gpus[0].memory_bytes) if gpus else ("", None)
+        if gpus and any(n.startswith("gi") for n in host.names(SLICES.format(gpus[0].index))):
+            # The driver reports the whole GPU, and a process has one slice of it (MIG).
+            name, memory = "a slice", int(host.run(CUDA_MEMORY, CUDA_SECONDS) or 0)
+        return gpu_here(name, rank_count(options, kind), memory) if memory else None
     return _tpu_here(options, hardware) if kind == "tpu" and not hardware.emulated else None
 
 

@@ -171,7 +171,7 @@ def _memory_cause(error: Exception) -> str:
 def _with_samples(trial: Trial, task: Task) -> Trial:
     """The trial with the number of training samples, where it is known."""
     try:
-        return dataclasses.replace(trial, samples=task.count_samples())
+        return dataclasses.replace(trial, samples=task.count_samples(), seen=task.seen_samples)
     except TpukitError:
         return trial
 

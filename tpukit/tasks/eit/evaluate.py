@@ -47,9 +47,8 @@ def evaluate_images(trained: Trained, request: EvaluationRequest, log: Log) -> d
     path = request.data_path
     if path is None and data == "simulated" and request.run is not None:
         path = trained.data_path(log)
-    frames = open_test_set(data, path, request.limit)
-    results = request.run.path if request.run else Path("results")
-    out = request.out or results / f"test-{Path(data).name}"
+    frames = open_test_set(data, path, request)
+    out = request.folder(data)
     if trained.backend.is_main:
         with writing_errors(out):
             out.mkdir(parents=True, exist_ok=True)

@@ -36,16 +36,12 @@ def evaluate_classes(
 ) -> dict[str, Any]:
     """The JSON fields of `tpukit test`. Every rank must call it; rank 0 writes."""
     images = _test_images(task, request, log)
-    if request.limit is not None:
-        # Evenly: the first would be those of the first class.
-        count = min(request.limit, len(images))
-        images = images.part(np.linspace(0, len(images) - 1, count).astype(int).tolist())
+    images = images.part(request.chosen(range(len(images))))
     if task.config.damaged == "stop":
         check_headers(images.files)
     probabilities, readable = class_probabilities(task, model, backend, images, request.batch_size)
     if not backend.is_main:
         return {}
-    assert request.run is not None
     damaged = images.part(np.flatnonzero(~readable)).files
     if damaged:
         named = name_files(damaged)
@@ -53,7 +49,7 @@ def evaluate_classes(
     if len(damaged) == len(images):
         raise DataError("no image is left to test.", "Name others: --data FOLDER")
     images = images.part(np.flatnonzero(readable))
-    out = request.out or request.run.path / f"test-{Path(request.data or 'valid').name}"
+    out = request.folder(request.data or "valid")
     with writing_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         fields = _report(task, images, probabilities[readable], out, request.data or "valid", log)

@@ -34,6 +34,8 @@ class ToPredict:
     files: list[str]
     columns: tuple[str, ...]
     """Names of the columns: the id's, then the class's, or each class as one."""
+    is_probability: bool = False
+    """Whether the one column holds the probability of the second of two classes."""
 
 
 def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
@@ -55,10 +57,21 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
         )
     rows = listing.table_rows(table)
     column = listing.column_of(table, rows, "id_column", task.config.id_column, needed=1)
+    asks = False
     if request.sample_submission is not None:
         others = _columns_of_sample(table, [name for name in rows[0] if name != column], task)
+        asks = len(others) == 1 and any(_is_fraction(row[others[0]]) for row in rows)
     ids = [row[column] for row in rows]
-    return ToPredict(ids, listing.files_of(ids, folder, str(table)), (column, *others))
+    files = listing.files_of(ids, folder, str(table))
+    return ToPredict(ids, files, (column, *others), asks and len(task.class_names or ()) == 2)
+
+
+def _is_fraction(text: str) -> bool:
+    """Whether a cell holds a number that is not whole, as probabilities are."""
+    try:
+        return not float(text).is_integer()
+    except ValueError:
+        return False
 
 
 def check_images(task: ImageTraining, request: PredictionRequest) -> None:
@@ -117,11 +130,20 @@ def predict_classes(
     if backend.is_main:
         write_submission(out, found, task, probabilities, best)
     mean = f", the mean of {1 + len(request.averaged)} runs" if request.averaged else ""
-    log(f"{len(found.ids)} rows in {out}{mean}")
+    log(f"{len(found.ids)} rows in {out}{mean}: {what_is_written(found, task)}")
     damaged = list(compress(found.ids, ~readable))
     if damaged:
         log(_about_damaged(damaged, len(found.ids), task))
     return {"task": task.name, "rows": len(found.ids), "path": str(out), "damaged": damaged}
+
+
+def what_is_written(found: ToPredict, task: ImageTraining) -> str:
+    """The values of a submission, in words."""
+    name, *more = found.columns[1:]
+    if found.is_probability:
+        positive = (task.class_names or ())[1]
+        return f"{name} is the probability of class {positive!r}, as the sample's values are"
+    return "each class's probability" if more else f"{name} is the class"
 
 
 def neutral_row(task: ImageTraining) -> tuple[Probabilities, int]:
@@ -160,6 +182,7 @@ def write_submission(
     """A row an image: its id, and its class (`best`) or each class's probability."""
     classes, own = list(task.class_names or ()), found.columns[1:]
     order = [classes.index(name) for name in own] if set(own) == set(classes) else None
+    order = [1] if found.is_probability else order
     rows = [
         [name, *([f"{row[i]:.{ROUNDING}f}" for i in order] if order else [classes[place]])]
         for name, row, place in zip(found.ids, probabilities, best, strict=True)

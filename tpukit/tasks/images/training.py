@@ -68,6 +68,7 @@ class ImageTraining(Task):
     # -- data ------------------------------------------------------------------------------------
     def datasets(self) -> Datasets:
         """The images of the data path, and their classes."""
+        _ = self.transforms  # a wrong setting of theirs ends here
         train, valid = listing.find_training_images(self.config, self.class_names)
         if is_first_rank() and (column := listing.unused_fold(self.config)) is not None:
             message = f"The table's column {column} is not used; to validate on one of its folds:"

@@ -72,8 +72,9 @@ def evaluate_run(
     assert request.run is not None, "summaries have no checkpoint files of other code"
     named = request.data_path or (Path(request.data) if request.data else None)
     source = named or Path(trained.config.data_path)
-    metrics, scored, skipped = evaluate_summaries(trained, source, request.limit, log)
-    folder = request.out or request.run.path / "test"
+    rows = request.chosen(read_references(source, trained.formats.style.columns))
+    metrics, scored, skipped = evaluate_summaries(trained, source, rows, log)
+    folder = request.folder(named or "")
     shown = {"best": scored[::-1][:SHOWN], "worst": scored[:SHOWN]}
     if trained.backend.is_main:
         write_predictions(folder, scored)
@@ -102,7 +103,7 @@ def evaluate_run(
 
 
 def evaluate_summaries(
-    trained: TrainedSummarizer, source: Path, limit: int | None, log: Log
+    trained: TrainedSummarizer, source: Path, rows: Sequence[Row], log: Log
 ) -> tuple[dict[str, float], list[dict[str, Any]], int]:
     """Metrics of greedy summaries, every sample with what was written (the worst first), and the
     number of samples that are too long for the context.
@@ -112,7 +113,6 @@ def evaluate_summaries(
     """
     config, formats = trained.config, trained.formats
     columns = formats.style.columns
-    rows = read_references(source, columns)[:limit]
     examples = [formats.example(row) for row in rows]
     kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
     if not kept:

@@ -79,7 +79,7 @@ class Letters(Task):
     @torch.no_grad()
     def evaluate(self, model, backend, request, log):
         data = self.datasets().valid
-        rows = [data[index] for index in range(min(len(data), request.limit or len(data)))]
+        rows = [data[index] for index in request.chosen(range(len(data)))]
         batch = {name: torch.from_numpy(np.stack([row[name] for row in rows])).to(backend.device)
                  for name in rows[0]}  # fmt: skip
         loss = float(self.loss(model, batch)["loss"].mean())

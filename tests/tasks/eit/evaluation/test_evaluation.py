@@ -21,6 +21,7 @@ from tpukit.tasks.eit.evaluate import Reconstructed
 from tpukit.tasks.eit.generate import SimulatedData, make_dataset
 from tpukit.tasks.eit.pictures import draw_grid
 from tpukit.tasks.eit.task import EITTask
+from tpukit.train.requests import EvaluationOptions
 
 METRICS = ("correlation", "rmse", "psnr", "ssim")
 
@@ -238,7 +239,11 @@ def test_measured_sets_come_in_the_simulations_units(place, name):
 def test_simulated_sets_say_their_electrodes(place):
     frames = open_test_set("simulated", place / "data")
     assert (frames.electrode_degrees, frames.real, len(frames.names)) == (4.0, False, 3)
-    assert open_test_set("simulated", place / "data", limit=2).xs.shape == (2, 128, 128)
+    assert open_test_set("simulated", place / "data", EvaluationOptions(limit=2)).xs.shape == (
+        2,
+        128,
+        128,
+    )
 
 
 def test_voltages_in_other_units_are_noticed(place):

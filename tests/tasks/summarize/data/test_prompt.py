@@ -118,6 +118,25 @@ def test_prompts_of_any_text_have_the_tokens_of_transformers(
         assert PromptFormat(base, 500, plain).prompt(row, 0) == whole
 
 
+def test_a_long_conversation_loses_its_oldest_turns(folder: Path) -> None:
+    """The system's message and the last turns are asked, as chats do."""
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    system = {"role": "system", "content": "Be brief."}
+    talk = [
+        {"role": role, "content": f"{word} said turn {turn}."}
+        for turn in range(4) for role, word in (("user", "Ann"), ("assistant", "Bob"))
+    ][:-1]  # fmt: skip
+    row = Row(1, "1", json.dumps([system, *talk]), "", {})
+    for start in (4, 6):
+        kept = [system, *talk[start:]]
+        expected = theirs.apply_chat_template(kept, add_generation_prompt=True)["input_ids"]
+        chat = PromptFormat(load_tokenizer(str(folder)).for_chat(), len(expected) + 8, turns)
+        assert chat.prompt(row, 8) == chat.prompt(row, 5) == expected
+    # One question that is too long keeps its end.
+    assert chat.prompt(row, 13) == expected[5:]
+
+
 def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     write_tokenizer(tmp_path, chat=refuses + TRIMS)

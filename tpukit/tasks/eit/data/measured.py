@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tpukit.errors import DataError
 from tpukit.tasks.eit.data.dataset import DEFAULT_FOLDER, Normalisation, existing_data_path
 from tpukit.tasks.eit.data.samples import EXPECTED, list_samples, read_sample
+from tpukit.train.requests import EvaluationOptions
 
 Floats = NDArray[np.float32]
 
@@ -55,8 +56,10 @@ class TestSet:
     electrode_degrees: float = REAL_ELECTRODE_DEGREES
 
 
-def open_test_set(data: str, data_path: Path | None, limit: int | None = None) -> TestSet:
-    """The set that `--data` and `--data-path` mean; at most `limit` frames.
+def open_test_set(
+    data: str, data_path: Path | None, options: EvaluationOptions | None = None
+) -> TestSet:
+    """The set that `--data` and `--data-path` mean, and of it the frames that `--limit` leaves.
 
     Raises `DataError` where there is none, or a file of it is bad.
     """
@@ -67,7 +70,7 @@ def open_test_set(data: str, data_path: Path | None, limit: int | None = None) -
     else:
         root = existing_data_path(data_path or DEFAULT_FOLDER)
         folder = _folder_of_samples(root, known.folders)
-    files = list_samples(folder)[:limit]
+    files = (options or EvaluationOptions()).chosen(list_samples(folder))
     if not files:
         raise DataError(f"{folder} holds no .npz file.", EXPECTED)
     pairs = [read_sample(path, image=False) for path in files]

@@ -12,6 +12,7 @@ from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
 
+from tpukit.errors import ConfigError
 from tpukit.tasks.images.model.classifier import InputFormat
 from tpukit.tasks.images.settings import ImagesConfig
 
@@ -20,16 +21,26 @@ Transform = Callable[[Image.Image], Any]
 
 def transforms(form: InputFormat, config: ImagesConfig) -> dict[bool, Transform]:
     """PIL image -> (3, side, side) uint8, by whether it is augmented: randomly cropped, flipped and
-    coloured, or resized and cropped as the model's weights ask."""
+    coloured, or resized and cropped as the model's weights ask.
+
+    Raises ConfigError for an `auto_augment` that timm does not know.
+    """
     own = {"normalize": False, "interpolation": form.interpolation}
-    return {
-        True: create_transform(
+    plain = create_transform(form.side, crop_pct=form.crop_pct, crop_mode=form.crop_mode, **own)
+    try:
+        augmenting = create_transform(
             form.side, is_training=True, scale=(config.smallest_crop, 1.0), hflip=config.hflip,
             vflip=config.vflip, color_jitter=config.color_jitter, auto_augment=config.auto_augment,
             **own,
-        ),
-        False: create_transform(form.side, crop_pct=form.crop_pct, crop_mode=form.crop_mode, **own),
-    }  # fmt: skip
+        )  # fmt: skip
+    except (AssertionError, ValueError) as error:
+        if config.auto_augment is None:
+            raise
+        raise ConfigError(
+            f"auto_augment {config.auto_augment!r} is not a policy of timm.",
+            "Give rand-m9-mstd0.5-inc1, augmix-m3-w3, original, v0 or 3a, or leave it out.",
+        ) from error
+    return {True: augmenting, False: plain}
 
 
 @contextmanager

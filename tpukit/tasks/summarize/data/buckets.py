@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -147,7 +148,7 @@ class BucketPlan:
         self.fixed_shapes = settings.fixed_shapes
         self._shuffled = LengthwisePlan(sizes, settings)
 
-    def steps_per_epoch(self) -> int:
+    def steps_per_epoch(self) -> Fraction:
         return self._shuffled.steps_per_epoch()
 
     def step(self, step: int) -> list[MicroBatch]:

@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 
@@ -88,7 +89,7 @@ class PackedPlan:
         self.settings = settings
         self._shuffled = LengthwisePlan(sizes, settings)
 
-    def steps_per_epoch(self) -> int:
+    def steps_per_epoch(self) -> Fraction:
         return self._shuffled.steps_per_epoch()
 
     def step(self, step: int) -> list[MicroBatch]:

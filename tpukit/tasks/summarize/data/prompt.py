@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -105,8 +105,12 @@ class PromptFormat:
         The tokens are those of the whole text, as transformers makes them.
         """
         if self.style.columns.has_messages:
-            tokens = self._conversation(row)[0]
-            return tokens[-max(self.block_size - room_after, 1) :]
+            room = max(self.block_size - room_after, 1)
+            while len(tokens := self._conversation(row)[0]) > room:
+                if (shorter := _without_oldest_turn(row)) is None:
+                    break
+                row = shorter
+            return tokens[-room:]
         room = self.block_size - room_after - len(self._prefix)
         before, text, after = self._parts(row)
         encode = self.tokenizer.encode_parts
@@ -192,6 +196,17 @@ def _stripped(texts: list[str]) -> list[str]:
             if texts[place]:
                 break
     return texts
+
+
+def _without_oldest_turn(row: Row) -> Row | None:
+    """A conversation without what precedes its second question but the system's message, as chats
+    go on; None where there is one question."""
+    messages = json.loads(row.dialogue)
+    asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    if len(asked) < 2:
+        return None
+    first = [message for message in messages[:1] if message["role"] in ("system", "developer")]
+    return replace(row, dialogue=json.dumps([*first, *messages[asked[1] :]]))
 
 
 def _messages(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
