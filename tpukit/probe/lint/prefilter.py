@@ -222,6 +222,7 @@ def _needed() -> Iterator[_Use]:
                     yield use(words | {keyword}, unlike=unlike)
                 # An argument by position has no keyword.
                 if not row.keywords or row.position is not None:
-                    given = rb"\s*\(%b*?\b(?:%b)\b" % (_ARGUMENTS, "|".join(row.lacks).encode())
+                    lacks = b",|" if row.position == 1 else b"", "|".join(row.lacks).encode()
+                    given = rb"\s*\(%b*?(?:%b\b(?:%b)\b)" % (_ARGUMENTS, *lacks)
                     unlike = given if row.lacks and not row.unless else rb"\s*\."
                     yield use(words, unlike=unlike if row.kind == "call" else rb"(?!)")

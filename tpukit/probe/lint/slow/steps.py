@@ -153,9 +153,7 @@ class Steps:
 
 
 def _grown(block: Sequence[ast.stmt], made: set[str]) -> Iterator[ast.Call]:
-    """`x = torch.cat([x, y])` on the device, of an x that a loop does not make anew.
-
-    made: what the statements around a block assign."""
+    """`x = torch.cat([x, y])` on the device, of an x that is not `made` anew around the block."""
     assigns = [s for s in block if isinstance(s, ast.Assign) and called_name(s.value) not in _JOINS]
     made = made | {name for s in assigns for outer in s.targets
                    for name in map(source_text, getattr(outer, "elts", [outer]))
