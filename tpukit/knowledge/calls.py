@@ -133,18 +133,19 @@ class Rule:
 @cache
 def rules(kind: Literal["mistake", "habit"]) -> Mapping[str, Rule]:
     """By id: mistakes of any PyTorch code, or habits that a TPU makes slow or wrong."""
-    return {row["id"]: Rule(**row) for row in _rule_table()[kind]}
+    return {row["id"]: Rule(**row) for row in rule_data(kind)}
 
 
 @cache
 def name_group(group: str) -> frozenset[str]:
     """Names that a rule takes for one another: `[names]` of rules.toml."""
-    return frozenset(_rule_table()["names"][group])
+    return frozenset(rule_data("names")[group])
 
 
 @cache
-def _rule_table() -> Mapping[str, Any]:
-    return tomllib.loads(_TABLE.with_name("rules.toml").read_text(encoding="utf-8"))
+def rule_data(section: str) -> Any:
+    """A section of rules.toml, whose head says what it holds."""
+    return tomllib.loads(_TABLE.with_name("rules.toml").read_text(encoding="utf-8"))[section]
 
 
 @cache

@@ -221,6 +221,23 @@ def test_what_ends_the_step_itself_needs_no_sync(tmp_path):
         "def forward(self, x):\n    y = np.zeros(3)\n    y[y > 0] = 1",
         "def collate(b):\n    return torch.stack(b)",
         "a.size = 1\nt = torch.utils.data.DataLoader(train, batch_size=a.size, shuffle=True)",
+        "p.add_argument('--batch-size', type=int, default=1)\n"
+        "t = torch.utils.data.DataLoader(train, batch_size=p.batch_size, shuffle=True)",
+        "s = torch.utils.data.RandomSampler(d)\nm = torch.utils.data.DataLoader(d, 8, sampler=s)\n"
+        "with torch.no_grad():\n    for x in m:\n        f(x)",
+        "d = load(streaming=True)\nt = torch.utils.data.DataLoader(train, 8, shuffle=True)",
+        "m = Net()\no = Adam(m.parameters())\nm.to(dtype=t)\nm.to(torch.bfloat16)\nm.to('cpu')",
+        "o = Adam(m.parameters())\nm = Other()\nm.to(d)",
+        "summary(m.to(d))\no = Adam(m.parameters())\nm = m.to(d)",
+        "import accelerate\no = Adam(m.parameters())\nm.to(d)",
+        "m = Net()\nm = self.to_gpu(m)\no = SGD(m.parameters())\nf(x).backward()",
+        "def loss(df):\n    a = df[df['id'] == 3]\n    return df[df.id == 3]",
+        "import lightning\nclass A(lightning.LightningModule):\n    def training_step(self, b):\n"
+        "        self.part(b)\n    def part(self, b):\n        f(b).backward()\n        opt.step()",
+        "def make(m):\n    return m.module if isinstance(m, torch.nn.DataParallel) else m",
+        "try:\n    import flash_attn\nexcept ImportError:\n    flash_attn = None",
+        "for i, b in enumerate(loader):\n    loss = f(b)\n    loss.backward()\n"
+        "    if i == 0:\n        print(loss)\n    if loss_kind == 'l1':\n        pass",
     ],
 )
 def test_what_needs_no_change(tmp_path, line):

@@ -109,7 +109,13 @@ CASES = {
     ),
     "growing-shape": (
         {"tokens": XLA + "while True:\n    x = torch.cat((x, f(x)), 1)\n"},
-        {"on the host": XLA + "while True:\n    x = torch.cat((x, f(x).cpu()), 1)\n"},
+        {
+            "on the host": XLA + "while True:\n    x = torch.cat((x, f(x).cpu()), 1)\n",
+            "made anew": XLA + "for b in loader:\n    x = f(b)\n    if b:\n        x = torch.cat((x, x))\n",
+            "unpacked anew": XLA + "for b in loader:\n    x, y = f(b)\n    x = torch.cat((x, y))\n",
+            "of a network's layers": XLA + "for up in self.ups:\n    x = torch.cat((x, skips.pop()), 1)\n",
+            "frames of pandas": XLA + "for e in r:\n    log = pd.concat([log, row])\n",
+        },
     ),
     "unsynchronised-gradients": (
         {"mark_step for the sync": TRAIN, "in old words": TRAIN.replace("torch_xla.sync", "xm.mark_step")},

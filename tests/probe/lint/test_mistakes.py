@@ -17,7 +17,7 @@ HEAD = (
     "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
     "from torch.utils.data import DataLoader\nfrom torch.utils.data.distributed import DistributedSampler\n"
     "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-    "scheduler = torch.optim.lr_scheduler.StepLR(opt, 3)\nkeep(scheduler)\n"
+    "scheduler = torch.optim.lr_scheduler.StepLR(opt, 3)\nkeep(scheduler)\nafter = lambda: opt.step()\n"
 )
 STEP = "    loss = f(x)\n    loss.backward()\n"
 LOOP = HEAD + "for x in loader:\n" + STEP
@@ -158,6 +158,29 @@ def test_a_mistake_is_found_and_what_is_right_is_not(id):
     wrong, right = CASES[id]
     assert [text for text in wrong if id not in found(text)] == []
     assert [text for text in right if id in found(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("id", "code"),
+    [
+        ("eval-not-left", "for e in r:\n    for x in l:\n        f(x).backward()\n    ema.model.eval()\n"),
+        ("loss-keeps-graph", "for e in r:\n    loss.backward()\n    with torch.no_grad():\n        for x in val_loader:\n            loss = f(x)\n            kept.append(loss)\n"),
+        ("eval-with-gradients", "model.eval()\npipe = pipeline(model)\nfor x in loader:\n    pipe(x)\n"),
+        ("eval-with-gradients", "def update(g, x):\n    g(x).backward()\ndef fit(g, loader):\n    for x in loader:\n        update(g, x)\n        g.eval()\n"),
+        ("eval-with-gradients", "def one(m, x):\n    with torch.no_grad():\n        return m(x)\nmodel.eval()\nfor x in loader:\n    one(model, x)\n"),
+        ("sampler-without-epoch", "from engine import train\ns = DistributedSampler(d)\nfor epoch in r:\n    train(net, epoch, sampler=s)\n"),
+        ("wrapper-attribute", "if not args.alone:\n    net = nn.parallel.DistributedDataParallel(net)\nif args.alone:\n    net.table.clear()\n"),
+    ],
+)  # fmt: skip
+def test_what_other_statements_excuse(id, code):
+    assert id not in found(HEAD + code)
+
+
+def test_of_two_evaluations_of_a_script_one_has_gradients():
+    bare = "with torch.no_grad():\n    for x in loader:\n        model(x)\n"
+    assert found(HEAD + "model.eval()\n" + bare) == set()
+    text = HEAD + "model.eval()\nfor x in loader:\n    model(x)\n" + bare
+    assert found(text) == {"eval-with-gradients"}
 
 
 def test_a_comment_names_what_it_suppresses():

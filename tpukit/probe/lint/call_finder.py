@@ -1,6 +1,7 @@
 """Finds the uses of removed and deprecated calls in a module's syntax tree."""
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -28,6 +29,7 @@ from tpukit.probe.lint.syntax import NAMED, children, source_text
 
 _Place = ast.expr | ast.alias | ast.stmt
 _FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
+_MAY_BE_TEXT = re.compile(r"^['\"]|(?i:kind)")
 _TESTS = (ast.If, ast.IfExp, ast.BoolOp)
 
 
@@ -121,9 +123,7 @@ class _Finder:
     def _try(self, node: ast.Try, scope: Scope) -> None:
         """A handler for a missing name supports old releases; it is not reported."""
         fallbacks = [h for h in node.handlers if _catches(h, _FALLBACKS) or _imports_instead(h)]
-        alternative = any(
-            isinstance(inner, ast.Import | ast.ImportFrom) for h in fallbacks for inner in h.body
-        )
+        alternative = any(not isinstance(h.body[-1], ast.Raise) for h in fallbacks)
         about = Condition(self.names, node.body, scope)
         # `try: n = xm.old() except AttributeError: n = xr.new()`
         caught = [h for h in fallbacks if _catches(h, ("AttributeError",))]
@@ -293,7 +293,8 @@ class _Finder:
 
 def _as_used(row: OldCall, name: str, call: ast.Call | None) -> str:
     """The row's text where the row has one name; else the name that was used, and the keywords."""
-    if row.kind == "call" and (row.keywords or row.lacks) and len(row.names) > 3:
+    is_of_many = len(row.names) > 3 and bool(row.keywords or row.lacks)
+    if row.kind == "call" and (is_of_many or len(row.keywords) > 1):
         given = [k.arg for k in call.keywords if k.arg in row.keywords] if call else []
         shown = ", ".join(f"{keyword}=..." for keyword in given or row.keywords[:1])
         return f"{name.rpartition('.')[2]}({shown})"
@@ -333,12 +334,9 @@ def _applies(row: OldCall, node: ast.Call, names: Names) -> bool:
         before = node.args[: row.position + 1]
         if len(before) > row.position and not any(isinstance(a, ast.Starred) for a in before):
             values.append((row.keywords[0], before[-1]))
-    if row.texts:
-        values = [(n, v) for n, v in values if n in given or _may_be_text(v, names)]
     possible = ((name, set(map(source_text, names.possible(value)))) for name, value in values)
-    return any(not texts <= set(row.unless.get(name, ())) for name, texts in possible)
-
-
-def _may_be_text(node: ast.expr, names: Names) -> bool:
-    values = map(source_text, names.possible(node))
-    return any(value[:1] in "'\"" or "kind" in value.lower() for value in values)
+    return any(
+        not texts <= set(row.unless.get(name, ()))
+        and (not row.texts or name in given or any(map(_MAY_BE_TEXT.search, texts)))
+        for name, texts in possible
+    )

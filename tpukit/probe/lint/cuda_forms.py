@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
+from tpukit.knowledge.calls import rule_data
 from tpukit.probe.lint.names import Names, imported_roots
 from tpukit.probe.lint.syntax import (
     called_name,
@@ -42,16 +43,8 @@ _TENSOR_TYPE = re.compile(r"\btorch\.cuda\.\w*Tensor\b")
 _LOOPS = (ast.For, ast.While)
 _FORWARD = re.compile(r"forward|training_step|(?:\w*_)?loss|\w*Loss")
 _MASK = re.compile(r"~?(?:\w*_)?masks?")
-_ARGUMENTS = {
-    "accelerator": ("cuda-accelerator", re.compile("gpu|cuda|mps")),
-    "strategy": ("cuda-strategy", re.compile(r"(?:ddp|deepspeed)\w*")),
-    "precision": ("cuda-precision", re.compile("16(?:-mixed|-true)?")),
-    "attn_implementation": ("cuda-attention", re.compile(r"flash_attention_\d")),
-    "mode": ("leaves-the-device", re.compile("bicubic")),
-    "fused": ("", re.compile(r"cuda(?::\d+)?")),
-    "optim": ("cuda-optimizer", re.compile(r"paged_\w+|\w+_8bit|adamw_bnb\w*")),
-}
-"""Argument of a Trainer, model or optimizer -> row's id (none: the text stays), and values."""
+_STAYS = re.compile(r"to|\W*cpu\W*|.*\(.cpu.\)|[\w.]*(?:dtype|float\d*|half|double)\w*")
+"""What `to()` is given for another type, or to come back from a device."""
 _ASKS = ("is_available", "device_count")
 
 
@@ -59,7 +52,12 @@ def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, 
     """(place, row's id, text) of each."""
     roots = imported_roots(tree)
     # accelerate and Lightning end the step themselves, unless it is written out.
-    by_hand = any(not call.args for call in calls_of("backward", nodes_below(tree)))
+    nodes = nodes_below(tree)
+    own = {inner for node in nodes if isinstance(node, ast.ClassDef)
+           and any(getattr(part, "name", "") == "training_step" for part in node.body)
+           for inner in nodes_below(node)}  # fmt: skip
+    backward = (call for call in calls_of("backward", nodes) if call not in own)
+    by_hand = any(not call.args for call in backward)
     ends_steps = "torch_xla" in roots or (roots & _ENDS_STEPS and not by_hand)
     within = _within(tree, names, in_forward=False)
     forms = chain(_arguments(tree, names), within, _made(tree, names))
@@ -71,9 +69,10 @@ def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, 
     ids = {id for _, id in by_place.values()}
     left_out = {"", "cuda-sync" if ends_steps else "", "mps-text" if ids & _DEVICES else ""}
     found = [(node, id) for node, id in [*by_place.values()][::-1] if id not in left_out]
-    if "cuda-sync" in ids - left_out:
+    if "cuda-sync" in ids - left_out and "accelerate" not in roots:
         found += [(node, "no-device") for node in _never_sent(tree)]
-    found += [(node, "optimizer-before-move") for node in _made_too_early(tree)]
+    if "accelerate" not in roots:  # its prepare() moves both
+        found += [(node, "optimizer-before-move") for node in _made_too_early(tree)]
     yield from ((node, id, source_text(node)[:40]) for node, id in found)
 
 
@@ -84,7 +83,7 @@ def _never_sent(tree: ast.Module) -> Iterator[ast.expr]:
     words = {
         str(getattr(n, f, "")) for n in nodes for f in ("id", "attr", "arg") if id(n) not in asked
     }
-    if {"to", "cuda"} & words or any(re.search("device|mps", word, re.I) for word in words):
+    if {"to", "cuda"} & words or any(re.search("device|mps|gpu", word, re.I) for word in words):
         return
     made = [source_text(t) for n in nodes if isinstance(n, ast.Assign)
             and isinstance(n.value, ast.Call) for t in n.targets]  # fmt: skip
@@ -103,22 +102,34 @@ def _made_too_early(tree: ast.Module) -> Iterator[ast.expr]:
                   for name in n.names} for f in functions}  # fmt: skip
     sent_by = {name for f in functions for name in (given[f] | shared[f]) & set(_sent(f))}
     for where in bodies:
-        sent = _sent(where)
-        for made in own_nodes(where.body, _ELSEWHERE):
+        sent, nodes = _sent(where), list(own_nodes(where.body, _ELSEWHERE))
+        for made in nodes:
             if isinstance(made, ast.Call) and _MAKES.search(source_text(made.func)):
                 for call in calls_of("parameters", nodes_below(made)):
                     model = holder(call)
                     line = sent.get(model, sys.maxsize if model in sent_by else 0)
-                    if line > call.lineno and model not in given.get(where, ()):
+                    between = range(call.lineno + 1, line + 1)
+                    is_other = any(_rebinds(n, model) in between for n in nodes)
+                    if line > call.lineno and model not in given.get(where, ()) and not is_other:
                         yield call.func
+
+
+def _rebinds(node: ast.AST, name: str) -> int:
+    """The line that gives a name to another object than one made of the former, or 0."""
+    if not isinstance(node, ast.Assign) or name not in map(source_text, node.targets):
+        return 0
+    return 0 if re.search(rf"\b{re.escape(name)}\b", source_text(node.value)) else node.lineno
 
 
 def _sent(where: ast.Module | ast.FunctionDef) -> dict[str, int]:
     """What a body's own statements send to a device, and the first line that does."""
     found: dict[str, int] = {}
     for node in own_nodes(where.body, _ELSEWHERE):
-        value = node.value if isinstance(node, ast.Assign | ast.Expr) else None
+        value = node.value if isinstance(node, ast.Assign) else node
         if isinstance(value, ast.Call) and method_of(value) in ("to", "cuda"):
+            given = (*value.args, *(k.value for k in value.keywords if k.arg != "dtype"))
+            if _STAYS.fullmatch(", ".join(map(source_text, given)) or method_of(value)):
+                continue
             targets = node.targets if isinstance(node, ast.Assign) else []
             for name in (holder(value), *map(source_text, targets)):
                 found[name] = min(value.lineno, found.get(name, value.lineno))
@@ -140,16 +151,17 @@ def _made(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str]]:
 def _arguments(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str]]:
     """The values of such arguments, also by name; the name where that has other uses as well."""
     nodes = nodes_below(tree)
+    known = rule_data("arguments")
     given = [(call, k) for call in nodes if isinstance(call, ast.Call)
-             for k in call.keywords if k.arg in _ARGUMENTS]  # fmt: skip
+             for k in call.keywords if k.arg in known]  # fmt: skip
     loads = Counter(node.id for node in nodes if isinstance(node, ast.Name))
     for call, keyword in given:
-        id, wanted = _ARGUMENTS[str(keyword.arg)]
+        id, wanted = known[str(keyword.arg)]
         if keyword.arg == "precision" and called_name(call) not in ("Trainer", "Fabric", "dict"):
             continue
         of = names.possible(keyword.value)
         constants = (n for value in of for n in ast.walk(value) if isinstance(n, ast.Constant))
-        found = [text for text in constants if wanted.fullmatch(str(text.value))]
+        found = [text for text in constants if re.fullmatch(wanted, str(text.value))]
         name = keyword.value.id if isinstance(keyword.value, ast.Name) else ""
         shared = loads[name] > len(names.values(name)) + sum(
             isinstance(k.value, ast.Name) and k.value.id == name for _, k in given
@@ -242,6 +254,8 @@ def _is_mask(taken: ast.Subscript, names: Names) -> bool:
     if any(re.search(r"numpy\(|^np\.|astype\(", value) for value in values):
         return False
     if isinstance(index, ast.Compare):
-        return not isinstance(index.left, ast.Constant)
+        column = re.escape(source_text(taken.value)) + r"(?:\.\w+|\['.*'\])"  # of pandas
+        is_column = re.fullmatch(column, source_text(index.left))
+        return not isinstance(index.left, ast.Constant) and not is_column
     is_read = isinstance(taken.ctx, ast.Load)
     return is_read and _MASK.fullmatch(source_text(index)) is not None

@@ -81,7 +81,8 @@ class Condition:
         texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
         if function == "hasattr" and len(node.args) == 2:
             modules = self._meanings(node.args[0])
-            return [Guard(_root(m), str(text), _is_small(m)) for m in modules for text in texts]
+            small = {m for m in modules if "(" not in m and _root(m) not in _LARGE}
+            return [Guard(_root(m), str(text), m in small) for m in modules for text in texts]
         if function in ("version", "get_distribution") and texts:
             # `importlib.metadata.version("torch")`
             return [Guard(_root(str(texts[0]).replace("-", "_")))]
@@ -159,11 +160,6 @@ def _of_word(word: str) -> list[Guard]:
         return [Guard(known)]
     parts = set(re.split(r"[\W_]+", lower))
     return [Guard(package) for short, package in _SPELLINGS.items() if short in parts]
-
-
-def _is_small(module: str) -> bool:
-    """A module, not an object, of a package of which one name shows the release."""
-    return "(" not in module and _root(module) not in _LARGE
 
 
 def _root(name: str) -> str:

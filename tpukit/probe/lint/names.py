@@ -11,6 +11,7 @@ import builtins
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tpukit.knowledge.calls import rule_data
 from tpukit.probe.lint.syntax import children, nodes_below
 
 _MOST_STEPS = 12
@@ -25,12 +26,6 @@ _BIND_NOTHING = {
     ast.If, ast.List, ast.Return, ast.Subscript, ast.Tuple, ast.keyword,
 }  # fmt: skip
 """The most frequent of the nodes that bind no name themselves."""
-_CUSTOMARY = {
-    "torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "optim": "torch.optim",
-    "dist": "torch.distributed", "np": "numpy", "pl": "pytorch_lightning",
-    "DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
-}  # fmt: skip
-"""What everybody calls them: a name that nothing here binds may come by `from utils import *`."""
 _WITH_ROOT = (ast.Attribute, ast.Call)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -167,7 +162,8 @@ class Names:
             # A star import that shadows a built-in is rare.
             return []
         by_stars = [f"{module}.{name}" for module in self._stars(scope)]
-        return [_CUSTOMARY[name]] if name in _CUSTOMARY and by_stars else by_stars
+        customary = rule_data("customary").get(name) if by_stars else None
+        return [customary] if customary else by_stars
 
     def _once(self, name: str, scope: Scope, steps: int) -> list[str]:
         """The meanings of a name; none for `x` inside `x = x.view(...)`, which would recur."""

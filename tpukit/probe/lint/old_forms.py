@@ -4,31 +4,26 @@ import ast
 import re
 from collections.abc import Iterator
 
+from tpukit.knowledge.calls import rule_data
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.syntax import nodes_below, source_text
 
 _POSITIONAL = {"add_": 2, "sub_": 2, "addcmul_": 3, "addcdiv_": 3}
 """In-place method -> number of positional arguments of the form with the scalar first."""
-_OF_TOKENIZERS = {
-    "encode_plus": "tokenizer-encode", "batch_encode_plus": "tokenizer-encode",
-    "prepare_seq2seq_batch": "tokenizer-targets", "as_target_tokenizer": "tokenizer-targets",
-    "as_target_processor": "tokenizer-targets",
-}  # fmt: skip
-"""Methods of tokenizers alone -> row's id."""
-
 _LOSS_ITEM = re.compile(r"loss\w*\.data\[0\]$", re.I)
 
 
 def find_old_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     """(place, row's id, name) of each."""
+    of_tokenizers = rule_data("methods")
     for child in nodes_below(tree):
         if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
             method = child.func.attr
             given = len(child.args)
             if given == _POSITIONAL.get(method) and not child.keywords:
                 yield child.func, "scalar-first", method
-            elif method in _OF_TOKENIZERS:
-                yield child.func, _OF_TOKENIZERS[method], f"tokenizer.{method}()"
+            elif method in of_tokenizers:
+                yield child.func, of_tokenizers[method], f"tokenizer.{method}()"
             elif method == "next" and _iterates_a_loader(child, names):
                 yield child.func, "iterator-next", source_text(child)[:40]
         elif isinstance(child, ast.Subscript) and _LOSS_ITEM.search(source_text(child)):

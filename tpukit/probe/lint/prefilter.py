@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
-from tpukit.knowledge.calls import call_table, old_calls
+from tpukit.knowledge.calls import call_table, old_calls, rule_data
 from tpukit.probe.lint.shell_lines import SHELL_CALLS
 
 _WORD = frozenset(bytes([byte]) for byte in range(128) if chr(byte).isalnum()) | {b"_"}
@@ -19,28 +19,6 @@ _MOVES = {
 _PART = rb"#[^\n]*+|\"[^\"\n]*\"|'[^'\n]*'|[^()\"'#]"
 _ARGUMENTS = rb"(?:%b|\((?:%b|\((?:%b|\((?:%b)*+\))*+\))*+\))" % ((_PART,) * 4)
 """A character, text or comment among a call's arguments, or a whole call."""
-_MISTAKES = {
-    b".backward(": re.compile(b""),
-    b"DistributedSampler(": re.compile(rb"for \w+ in [^\n]*epoch|for epoch\b"),
-    b".dropout(": re.compile(rb"\.dropout\((?<=[Fl]\.dropout\()(?!%b*?training)" % _ARGUMENTS),
-    b".eval()\n": re.compile(rb"(?i)for .{0,200}(?:load|batches|dl\b)"),
-    b"sampler=": re.compile(rb"shuffle=True[^;]{0,300}sampler=|sampler=[^;]{0,300}shuffle=True"),
-    b" = [nn.": re.compile(rb"self\.\w+ = \[nn\.[A-Z]"),
-    b": nn.": re.compile(rb"self\.\w+ = \{[^}]{0,200}: nn\.[A-Z]"),
-    b".append(nn.": re.compile(
-        rb"self\.(\w+)\s*=\s*(?:[\w.]+\s*=\s*)*\[\s*\][\s\S]*?self\.\1\.append\(nn\.[A-Z]"
-    ),
-    b"_epoch_end(": re.compile(rb"def (?:training|validation|test)_epoch_end\("),
-    b"optimizer_idx": re.compile(rb"def training_step\("),
-    b"cycle(": re.compile(rb"itertools"),
-    b"DataParallel(": re.compile(rb"= [\w.]*DataParallel\("),
-    b"--local_rank": re.compile(rb"\.local_rank\b"),
-    b".prepare(": re.compile(rb"\baccelerate\b"),
-    b"lr_scheduler": re.compile(
-        rb"(?m)^[ \t]*(\w+) = [\w.]*(?:LR|Restarts|Plateau)\((?![\s\S]*\b\1\b)"
-    ),
-}
-"""A word and what must be found besides: without one of these pairs there is no mistake."""
 _HAVE_FORMS = (b"torch", b"transformers")
 _GAP = rb"(?:[\s\\)]|#[^\n]*\n)*"
 """What may stand around the dot of `a.b` and `(a).b`."""
@@ -124,7 +102,8 @@ def may_hold_habits(data: bytes) -> bool:
 
 def may_hold_mistakes(data: bytes) -> bool:
     """Whether a file may contain a mistake of training code."""
-    may = any(word in data and rest.search(data) for word, rest in _MISTAKES.items())
+    signs = ((word.encode(), beside.encode()) for word, beside in rule_data("signs").items())
+    may = any(word in data and _compiled(beside).search(data) for word, beside in signs)
     return may and imports(data, b"torch")
 
 
@@ -243,6 +222,7 @@ def _needed() -> Iterator[_Use]:
                     yield use(words | {keyword}, unlike=unlike)
                 # An argument by position has no keyword.
                 if not row.keywords or row.position is not None:
-                    given = rb"\s*\(%b*?\b(?:%b)\b" % (_ARGUMENTS, "|".join(row.lacks).encode())
+                    lacks = b",|" if row.position == 1 else b"", "|".join(row.lacks).encode()
+                    given = rb"\s*\(%b*?(?:%b\b(?:%b)\b)" % (_ARGUMENTS, *lacks)
                     unlike = given if row.lacks and not row.unless else rb"\s*\."
                     yield use(words, unlike=unlike if row.kind == "call" else rb"(?!)")

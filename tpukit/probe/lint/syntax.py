@@ -1,21 +1,19 @@
 """What syntax trees are asked for: nodes, in a part of the time of `ast.walk`, calls, arguments."""
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tpukit.knowledge.calls import name_group
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
 NAMED = (ast.Name, ast.Attribute)
-LOADERS = ("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader")
 _NO_NODES = {
     "ctx", "op", "ops", "id", "attr", "level", "module", "conversion", "kind", "type_comment",
     "type_ignores",
 }  # fmt: skip
 """Fields that neither bind nor use a name."""
-_OF_OTHERS = {
-    "train", "eval", "step", "forward", "backward", "update", "save", "load", "test", "log",
-}  # fmt: skip
-"""Methods of PyTorch's and other classes."""
 _KEPT, _BELOW = "children below", "nodes below"
 
 
@@ -55,23 +53,18 @@ def children(node: ast.AST) -> list[ast.AST]:
 def nodes_below(node: ast.AST) -> list[ast.AST]:
     """A node and all below it that may hold names, in their order; walked once in a module."""
     fields = node.__dict__
-    order, start, end = fields.get(_BELOW) or _walked(node)
+    order, start, end = fields.get(_BELOW) or _walked(node, [])
     return order[start:end]
 
 
-def _walked(root: ast.AST) -> tuple[list[ast.AST], int, int]:
-    """Keeps in each node below where its own nodes stand in the list of all."""
-    order: list[ast.AST] = []
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        order.append(node)
-        stack += children(node)[::-1]
-    for at in range(len(order) - 1, -1, -1):
-        inner = children(order[at])
-        end = inner[-1].__dict__[_BELOW][2] if inner else at + 1
-        order[at].__dict__[_BELOW] = (order, at, end)
-    return order, 0, len(order)
+def _walked(node: ast.AST, order: list[ast.AST]) -> tuple[list[ast.AST], int, int]:
+    """Adds a node's own nodes to the list of all, and keeps in it where they stand there."""
+    start = len(order)
+    order.append(node)
+    for child in children(node):
+        _walked(child, order)
+    node.__dict__[_BELOW] = found = (order, start, len(order))
+    return found
 
 
 def forget(tree: ast.Module) -> None:
@@ -95,6 +88,13 @@ def trains(node: ast.AST) -> bool:
     return any(isinstance(n, ast.Attribute) and n.attr == "backward" for n in nodes_below(node))
 
 
+def is_without_gradients(node: ast.AST) -> bool:
+    """A `with torch.no_grad():`, or a function under such a decorator."""
+    around = [i.context_expr for i in node.items] if isinstance(node, ast.With) else []
+    around += getattr(node, "decorator_list", ())
+    return any(re.search(r"\b(?:no_grad|inference_mode)\b", source_text(a)) for a in around)
+
+
 def functions_that(tree: ast.Module, do: Callable[[ast.AST], bool]) -> set[str]:
     """Names of a module's functions that hold such a node, or call one of these."""
     functions = [node for node in nodes_below(tree) if isinstance(node, FUNCTIONS)]
@@ -109,7 +109,7 @@ def called_here(node: ast.AST) -> str:
     """The function of this module that a call may call; empty for methods that others have."""
     name = called_name(node)
     is_own = not method_of(node) or holder(node) == "self"  # type: ignore[arg-type]
-    return name if is_own or name not in _OF_OTHERS else ""
+    return name if is_own or name not in name_group("methods-of-many") else ""
 
 
 def called_name(node: ast.AST) -> str:

@@ -11,9 +11,11 @@ from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
     argument,
+    called_here,
     called_name,
     calls_of,
     holder,
+    is_without_gradients,
     method_of,
     nodes_below,
     own_nodes,
@@ -31,7 +33,10 @@ _EVALUATES = re.compile(
 )
 _SCALES = re.compile("scaler|accelerator|fabric|deepspeed|engine|bf16|bfloat16", re.I)
 _FP16 = ("torch.float16", "torch.half")
-_own = partial(own_nodes, without=(*FUNCTIONS, ast.ClassDef, ast.Lambda))
+_ELSEWHERE = (*FUNCTIONS, ast.ClassDef, ast.Lambda)
+_own = partial(own_nodes, without=_ELSEWHERE)
+_OTHER_MODEL = re.compile(r"ema|teacher|target|averag|swa|frozen|lpips", re.I)
+"""A model that a loop does not train."""
 
 
 def in_loop(
@@ -51,7 +56,8 @@ def in_loop(
         for item in (i for n in inner if isinstance(n, ast.With) for i in n.items):
             if _is_fp16(code, item.context_expr):
                 yield item.context_expr, "autocast-unscaled", source_text(item.context_expr)[:60]
-    yield from _kept_losses(inner, {text for call in backward for text in _losses_of(call)})
+    losses = {text for call in backward for text in _losses_of(call)}
+    yield from _kept_losses(list(own_nodes(loop.body, (*_ELSEWHERE, *LOOPS))), losses)
 
 
 def _is_fp16(code: TrainingCode, context: ast.expr) -> bool:
@@ -182,7 +188,7 @@ def never_in_eval(code: TrainingCode) -> Iterator[Mistake]:
         and (
             id(loop) in bare
             or _EVALUATES.search(source_text(loop.iter))
-            or any(map(_is_without_gradients, loop.body))
+            or any(map(is_without_gradients, loop.body))
         )
         and code.reads_a_loader(loop)
         and not trains(loop)
@@ -195,14 +201,7 @@ def never_in_eval(code: TrainingCode) -> Iterator[Mistake]:
 
 def _without_gradients(nodes: Iterable[ast.AST]) -> set[int]:
     """The identities of the nodes there, and below them."""
-    return {id(n) for node in nodes if _is_without_gradients(node) for n in nodes_below(node)}
-
-
-def _is_without_gradients(node: ast.AST) -> bool:
-    """A `with torch.no_grad():`, or a function under such a decorator."""
-    around = [i.context_expr for i in node.items] if isinstance(node, ast.With) else []
-    around += getattr(node, "decorator_list", ())
-    return any(re.search(r"\b(?:no_grad|inference_mode)\b", source_text(a)) for a in around)
+    return {id(n) for node in nodes if is_without_gradients(node) for n in nodes_below(node)}
 
 
 def eval_not_left(code: TrainingCode) -> Iterator[Mistake]:
@@ -216,6 +215,7 @@ def eval_not_left(code: TrainingCode) -> Iterator[Mistake]:
         if calls_of("backward", inner):
             left = [call for call in calls_of("eval", inner) if not call.args]
             left += [call for n in inner for call in evaluations.get(called_name(n), ())]
+            left = [call for call in left if not _OTHER_MODEL.search(holder(call))]
             if left:
                 first = min(left, key=lambda call: call.lineno)
                 yield first.func, "eval-not-left", source_text(first)
@@ -232,9 +232,20 @@ def with_gradients(
     loops = [n for n in _own(node.body) if isinstance(n, LOOPS) and code.reads_a_loader(n)]
     line = evaluates[0].lineno
     loops = [n for n in loops if n.lineno > line or ((n.end_lineno or 0) > line and not trains(n))]
-    if not loops or any(map(trains, loops)) or name in _called_without_gradients(code):
+    models, nodes = {holder(call).partition(".")[0] for call in evaluates}, nodes_below(code.tree)
+    if not name:  # of a script, another loop may be without gradients
+        bare = _without_gradients(nodes)
+        loops = [loop for loop in loops if id(loop) not in bare]
+    inner = [n for loop in loops for n in nodes_below(loop)]
+    called = {called_here(n) for n in inner} - {""}
+    if models.isdisjoint(n.id for n in inner if isinstance(n, ast.Name)):
         return
-    if not _NO_GRADIENTS.search(ast.unparse(node)):
+    training = {n.name for n in nodes if isinstance(n, FUNCTIONS) and trains(n)}
+    if called & training or any(map(trains, loops)):
+        return
+    parts = [n for n in nodes if getattr(n, "name", "") in called]
+    texts = map(ast.unparse, [*parts, *([node] if name else loops)])
+    if name not in _called_without_gradients(code) and not any(map(_NO_GRADIENTS.search, texts)):
         where = f"{name}()" if name else "the script"
         yield evaluates[0].func, "eval-with-gradients", f"{where} evaluates"
 
@@ -248,7 +259,7 @@ def _called_without_gradients(code: TrainingCode) -> set[str]:
     """Functions that the module calls where no gradients are recorded."""
     blocks = (node for node in nodes_below(code.tree) if isinstance(node, ast.With))
     bare = (b for b in blocks if any(map(_NO_GRADIENTS.search, map(ast.unparse, b.items))))
-    return {called_name(n) for block in bare for n in nodes_below(block)}
+    return {called_name(n) for block in bare for n in nodes_below(block)} - {""}
 
 
 def _model_called(loop: ast.AST) -> str:

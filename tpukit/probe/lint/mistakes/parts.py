@@ -19,6 +19,8 @@ _CONTAINERS = (ast.List, ast.ListComp, ast.Dict, ast.DictComp)
 _MODULES = re.compile(
     r"torch\.nn\.(?!Parameter|functional|init|utils|ModuleList|Sequential)[A-Z]\w+"
 )
+_SETS_EPOCH = re.compile(r"^[^#\n]*(?:set_epoch|(?<!def )\btrain\w*\([^()]*sampler)", re.M)
+"""In a function of another module, perhaps, that takes the sampler."""
 _EPOCHS = re.compile(r"for \w+ in .*epoch|for epoch\b(?! in range\(1\))")
 
 
@@ -130,5 +132,4 @@ def _lacks_epochs(text: str, sampler: ast.Call) -> bool:
     """Whether a file trains in epochs on what a sampler gives, without `set_epoch`."""
     in_epochs = "optim" in text and _EPOCHS.search(text)
     evaluates = sampler.args and re.search(r"val|test|eval", source_text(sampler.args[0]), re.I)
-    is_set = re.search(r"^[^#\n]*set_epoch", text, re.M)
-    return bool(in_epochs) and not evaluates and not is_set
+    return bool(in_epochs) and not evaluates and not _SETS_EPOCH.search(text)

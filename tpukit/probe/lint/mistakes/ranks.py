@@ -20,6 +20,8 @@ _ASKS_FOR_WRAP = re.compile(
     r"hasattr|isinstance|parallel|distributed|ddp|gpus|n_?gpu|cuda|world|-1|module|\bn?dp\b|multi",
     re.I,
 )
+_ASKED = re.compile(r"\b(?!(?:not|and|or|is|in|None|len|int)\b)[A-Za-z_][\w.]*")
+"""What a condition asks for: `args.standalone`."""
 _CAUGHT = ast.Name("hasattr")
 _BY_ENVIRONMENT = re.compile(
     r"LOCAL_RANK|deepspeed|^[^#\n]*local_rank\s*=(?!=|\s*\w+\.local_rank)|--local-rank|SLURM_", re.M
@@ -58,8 +60,12 @@ def _attributes(wrap: ast.Assign, name: str, nodes: Sequence[ast.AST]) -> Iterat
     others = [n.lineno for n, t in targets if n.lineno > line and source_text(t) == name
               and method_of(n.value) not in ("to", "cuda")]  # fmt: skip
     end = min(others, default=sys.maxsize)
-    guards = [n for n in nodes if isinstance(n, ast.Try | ast.If | ast.IfExp)
-              and _ASKS_FOR_WRAP.search(source_text(getattr(n, "test", _CAUGHT)))]  # fmt: skip
+    tests = [n for n in nodes if isinstance(n, ast.Try | ast.If | ast.IfExp)]
+    asked = {n: source_text(getattr(n, "test", _CAUGHT)) for n in tests}
+    around = (n for n in tests if n.lineno <= wrap.lineno <= (n.end_lineno or 0))
+    wrapped_if = {word for n in around for word in _ASKED.findall(asked[n])}
+    guards = [n for n in tests if not wrapped_if.isdisjoint(_ASKED.findall(asked[n]))
+              or _ASKS_FOR_WRAP.search(asked[n])]  # fmt: skip
     guarded = {line for g in guards for line in range(g.lineno, (g.end_lineno or 0) + 1)}
     for node in nodes:
         if (

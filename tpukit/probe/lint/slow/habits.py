@@ -19,7 +19,6 @@ from tpukit.probe.lint.slow.steps import Emit, Steps
 from tpukit.probe.lint.source import Module
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
-    LOADERS,
     LOOPS,
     NAMED,
     argument,
@@ -44,7 +43,7 @@ _MASTER = re.compile(
 _RANK = re.compile(r"rank|ordinal|main_process|master|process_index", re.I)
 _ONE_RANK = re.compile(
     r"rank|ordinal|(?<!__)main|master|process|proc_|gpu|device|distributed|ddp|local|primary|chief|save"
-    r"|writ|verbose|log|fsdp|world",
+    r"|writ|verbose|log|fsdp|world|single|standalone",
     re.I,
 )
 """A test that may hold on one rank alone."""
@@ -55,6 +54,8 @@ _AGREES = re.compile(
 _OWN_LOSS = re.compile(r"early|patience|no_improve|stop", re.I)
 """A test of a rank's own metric."""
 _EVALUATES = re.compile(r"eval|valid|test|predict|infer|generat|bleu", re.I)
+_SHARDS = re.compile(r"fsdp|fully_?shard|deepspeed|zero_?[23]|tensor_parallel", re.I)
+"""Text of a module whose ranks hold parts of the model, which accelerate collects."""
 _MODEL = re.compile(r"(?:self\.)?\w*(?:model|net)\w*", re.I)
 _OTHERS = re.compile(r"\bnot\s+(?:[\w.]+\.)?is_\w+")
 _ON_GPUS = re.compile(r"deepspeed|@require_(?:cuda|gpu|multi_gpu|fp16|non_cpu)", re.I)
@@ -70,8 +71,6 @@ _PADDING_COLLATOR = re.compile(
 )
 _ONE_LENGTH = re.compile(r"[\"']max_length[\"']|block_size|group_texts|packing|class DataCollator")
 """Text of a module that pads or cuts its samples to one length, or has a collator of its own."""
-_LAUNCHES = {"torch_xla.launch", "torch_xla.distributed.xla_multiprocessing.spawn"}
-_SYNCS = {"torch_xla.sync", "torch_xla.core.xla_model.mark_step"}
 _REDUCES = re.compile(
     r"optimizer_step|reduce_gradients|all_reduce|DistributedDataParallel|FullyShardedDataParallel"
     r"|DDP\b|FSDP|use_spmd|mark_sharding|gradient_as_bucket_view|Accelerator\b"
@@ -116,11 +115,6 @@ class _Visitor:
         self._text = text
         self._steps = Steps(tree, names, emit, uses_xla)
         self._has_steps = has_steps
-        self._in_stand_in = False
-        self.is_for_gpus = _ON_GPUS.search(text) is not None
-        self.has_fixed_length = "model_max_length" in text
-        """Whether the module pads to the length that the model takes."""
-        self.pads_to_a_length = _ONE_LENGTH.search(text) is not None
         self._calls: list[tuple[str, str]] = []
         """Function, and what it calls on any rank."""
         self._saves: list[tuple[ast.Call, str]] = []
@@ -171,7 +165,7 @@ class _Visitor:
             if name.startswith("torch.distributed.") and method in name_group("torch-collective"):
                 return True
             if "Accelerator()" in name and method in name_group("accelerate-collective"):
-                return True
+                return method != "get_state_dict" or bool(_SHARDS.search(self._text))
         return bool(self._wraps) and holder(node) == "self" and self._is_wrapped(node.func)
 
     def _is_wrapped(self, model: ast.expr, scope: Scope | None = None) -> bool:
@@ -214,24 +208,22 @@ class _Visitor:
         """`under`: the conditions that must hold for this node to run."""
         for child in children(node):
             inner = self.names.scopes.get(child, scope)
-            outer = self._is_paired, self._in_stand_in, self._function
+            outer = self._is_paired, self._function
             if isinstance(child, FUNCTIONS):
                 self._is_paired, self._function = _are_paired(child), child
-            elif isinstance(child, ast.ClassDef):
-                self._in_stand_in |= _stands_in(child)
             if isinstance(child, ast.Call):
                 self._call(child, inner, under)
             if self.uses_xla and isinstance(child, ast.Lambda):
                 self._steps.look_at_lambda(child)
-            elif self.uses_xla and isinstance(child, ast.FunctionDef):
-                self._collator(child)
+            if isinstance(child, ast.FunctionDef) and self.uses_xla and _pads(child):
+                self.emit(child, "padding-to-longest", f"{child.name}() pads to the longest")
             if self._has_steps:
                 self._steps.look_at(child, inner)
             if isinstance(child, ast.If):
                 self.walk_if(child, inner, under)
             else:
                 self.walk(child, inner, under)
-            self._is_paired, self._in_stand_in, self._function = outer
+            self._is_paired, self._function = outer
 
     def walk_if(self, node: ast.If, scope: Scope, under: tuple[str, ...]) -> None:
         test = source_text(node.test)
@@ -257,7 +249,7 @@ class _Visitor:
 
     def _accelerator(self, node: ast.Call, name: str, under: tuple[str, ...]) -> None:
         is_one = name.startswith("accelerate") and name.endswith(".Accelerator")
-        if not is_one or self.is_for_gpus or any(map(_GPU_TEST.search, under)):
+        if not is_one or _ON_GPUS.search(self._text) or any(map(_GPU_TEST.search, under)):
             return
         value = argument(node, "mixed_precision")
         if isinstance(value, ast.Constant) and value.value == "fp16":
@@ -265,7 +257,8 @@ class _Visitor:
 
     def _under_master(self, node: ast.Call, scope: Scope, under: tuple[str, ...]) -> None:
         tests = [t for t in under if not t.startswith("not (") and _MASTER.search(t)]
-        if not tests or self._in_stand_in:
+        own = getattr(self._function, "name", "")
+        if not tests or own in _collective_methods():  # of a class in torch_xla's place
             return
         method = called_name(node)
         if method in _PAIRED and self._is_paired:
@@ -305,7 +298,7 @@ class _Visitor:
                 self.emit(node.func, "scaler-on-xla", "GradScaler on XLA")
 
     def _shapes(self, node: ast.Call, name: str) -> None:
-        if name in LOADERS:
+        if name in name_group("loader"):
             self._loader(node)
         keyword = argument(node, "padding")
         values = [keyword]
@@ -318,15 +311,10 @@ class _Visitor:
             and ("ollat" in called or not self._is_once(node))
         ):
             self.emit(node.func, "padding-to-longest", f"{called}(padding={padding})")
-        elif _PADDING_COLLATOR.fullmatch(called_name(node)) and not self.pads_to_a_length:
+        elif _PADDING_COLLATOR.fullmatch(called_name(node)) and not _ONE_LENGTH.search(self._text):
             self.emit(node.func, "padding-to-longest", f"{called_name(node)}(...)")
-        if name == "torch.nn.utils.rnn.pad_sequence" and not self.has_fixed_length:
+        if name == "torch.nn.utils.rnn.pad_sequence" and "model_max_length" not in self._text:
             self.emit(node.func, "padding-to-longest", "pad_sequence(...)")
-
-    def _collator(self, node: ast.FunctionDef) -> None:
-        """A collator that pads to the longest of its samples."""
-        if "collat" in node.name and _LONGEST.search(ast.unparse(node)):
-            self.emit(node, "padding-to-longest", f"{node.name}() pads to the longest")
 
     def _is_once(self, node: ast.Call) -> bool:
         """Whether a data set is padded as a whole (in no loop, by what runs once), or tokens are
@@ -352,10 +340,12 @@ class _Visitor:
         given = {keyword.arg for keyword in whole_call.keywords}
         size = argument(whole_call, "batch_size", 1)
         sizes = map(source_text, self.names.possible(size)) if size else ()
-        whole = set(sizes) <= {"1", "None"}
+        option = getattr(size, "attr", "\0").replace("_", "[-_]")
+        by_default = rf"--{option}[\"'][^)]*default\s*=\s*1\b"
+        whole = set(sizes) <= {"1", "None"} or re.search(by_default, self._text)
         drop = argument(whole_call, "drop_last", 8)
         kept = drop is None or (isinstance(drop, ast.Constant) and not drop.value)
-        if whole or not kept or given & {None, "batch_sampler"}:
+        if whole or not kept or given & {None, "batch_sampler"} or "streaming=True" in self._text:
             return
         if self._loaders.feeds_training(node):
             old = "DataLoader(...) without drop_last"
@@ -369,7 +359,7 @@ def _unsynchronised_steps(module: Module, tree: ast.Module, names: Names, emit: 
         return
     calls = [n for n in nodes_below(tree) if isinstance(n, ast.Call)]
     meanings = {name for call in calls for name in names.anywhere(call.func)}
-    if meanings.isdisjoint(_LAUNCHES) or meanings.isdisjoint(_SYNCS):
+    if meanings.isdisjoint(name_group("launches")) or meanings.isdisjoint(name_group("syncs")):
         return
     for call in calls:
         if re.fullmatch(r".*opt\w*\.step", source_text(call.func), re.I) and not call.args:
@@ -399,12 +389,9 @@ def _collective_methods() -> frozenset[str]:
     return frozenset(name.rpartition(".")[2] for group in groups for name in group)
 
 
+def _pads(node: ast.FunctionDef) -> bool:
+    return "collat" in node.name and _LONGEST.search(ast.unparse(node)) is not None
+
+
 def _runs_a_model(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and bool(_MODEL.fullmatch(source_text(node.func)))
-
-
-def _stands_in(node: ast.ClassDef) -> bool:
-    """A class with methods named like collectives takes torch_xla's or accelerate's place."""
-    methods = {part.name for part in node.body if isinstance(part, FUNCTIONS)}
-    known = {name.rpartition(".")[2] for name in name_group("xla-collective")}
-    return not methods.isdisjoint(known | name_group("accelerate-collective"))

@@ -11,6 +11,7 @@ from tpukit.probe.lint.syntax import (
     argument,
     called_name,
     children,
+    is_without_gradients,
     nodes_below,
     source_text,
     trains,
@@ -39,13 +40,17 @@ class Loaders:
         is_counted = called_name(self._parents.get(call, call)) == "len"  # and no more
         if _KEPT_WHOLE.search(words) or is_counted or self._one_batch(call):
             return False
+        loops = self._loops_over(call)
+        around = [[outer for outer, _ in self._around(loop)] for loop in loops]
+        if loops and all(any(map(is_without_gradients, each)) for each in around):
+            return False
         shuffle = argument(call, "shuffle", 2)
         values = self._names.possible(shuffle) if shuffle else []
         shuffles = any(isinstance(value, ast.Constant) and value.value for value in values)
         sampler = argument(call, "sampler")
         shares = self._names.possible(sampler) if sampler else []
         shuffles |= any(_SHUFFLES.search(source_text(value)) for value in shares)
-        return bool(_TRAINING.search(words)) or shuffles or self._is_trained_on(call)
+        return bool(_TRAINING.search(words)) or shuffles or any(map(trains, loops))
 
     def _words(self, call: ast.Call) -> Iterator[str]:
         """Names of what it is assigned to, of its data, and of the function around it."""
@@ -93,10 +98,10 @@ class Loaders:
         calls = ([outer for outer, _ in islice(self._around(use), 2)] for use in uses or [call])
         return all(list(map(called_name, two)) == ["iter", "next"] for two in calls)
 
-    def _is_trained_on(self, call: ast.Call) -> bool:
+    def _loops_over(self, call: ast.Call) -> list[ast.For]:
         targets = self._targets(call)
         loops = (node for node in nodes_below(self._tree) if isinstance(node, ast.For))
-        return any(targets & set(_names_in(loop.iter)) and trains(loop) for loop in loops)
+        return [loop for loop in loops if targets & set(_names_in(loop.iter))]
 
 
 def _names_in(node: ast.AST) -> Iterator[str]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
+from tpukit.knowledge.calls import name_group
 from tpukit.probe.lint.cuda_forms import is_optimizer_step
 from tpukit.probe.lint.names import Names, Scope
 from tpukit.probe.lint.syntax import (
@@ -19,15 +20,10 @@ from tpukit.probe.lint.syntax import (
 )
 
 _READS = ("item", "tolist", "numpy", "cpu")
-_XM = "torch_xla.core.xla_model."
-_STEPS = (f"{_XM}optimizer_step", f"{_XM}mark_step", "torch_xla.sync", "torch_xla.step")
-_SYNCS = (f"{_XM}mark_step", "torch_xla.sync")
-_WAITS = (
-    f"{_XM}rendezvous", f"{_XM}mesh_reduce", f"{_XM}wait_device_ops", "torch.cuda.synchronize",
-    "torch.distributed.barrier",
-)  # fmt: skip
 _SELDOM = re.compile(
-    r"%(?! 1\b)|log|print|verbose|debug|report|every|interval|eval|(?:<=?|==) ?[1-9]\d*$", re.I
+    r"%(?! 1\b)|log|print|verbose|debug|report|every|interval|eval|profil|random\(\) ?<=? ?0?\.\d"
+    r"|\b(?:\w*step|\w*iter|\w*idx|i) ?== |(?:<=?|==) ?[1-9]\d*$",
+    re.I,
 )
 _ON_TPU = re.compile(r"xla|tpu", re.I)
 _OFF_TPU = re.compile(r"\b(?:use_|has_|is_)?(?:cuda|gpu|mps)(?!_?id)|[\"']cpu", re.I)
@@ -38,6 +34,9 @@ _NUMBER_TESTS = ("isnan", "isinf", "isfinite")
 _TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 _BODIES = (*LOOPS, *FUNCTIONS)
 _OWN_BODY = (*_BODIES, ast.ClassDef, ast.Lambda)
+_OVER = ("iter", "target")
+_JOINS = ("cat", "concat", "hstack")
+_LAYERS = re.compile(r"layer|block|module|conv|stage|\bups?\b|zip\(", re.I)
 _ACTS = re.compile(r"(?:select|choose|take|sample|get)_?actions?|act(?:ion)?", re.I)
 """Functions that reinforcement learning calls at each step of an environment."""
 Emit = Callable[[ast.expr | ast.stmt, str, str], None]
@@ -51,8 +50,6 @@ class Steps:
         self._names = names
         self._emit = emit
         self._uses_xla = uses_xla
-        nodes = (node for node in nodes_below(tree) if isinstance(node, ast.Assign))
-        self._assigned = {id(node.value): source_text(node.targets[0]) for node in nodes}
         self._step_functions = cache(partial(_step_functions, tree))
 
     def look_at(self, node: ast.AST, scope: Scope) -> None:
@@ -63,7 +60,9 @@ class Steps:
         name = getattr(node, "name", "")
         is_step = self._uses_xla and (name == "training_step" or bool(_ACTS.fullmatch(name)))
         if self._uses_xla and isinstance(node, LOOPS):
-            self._grows(node)
+            over, target = (source_text(getattr(node, part, ast.Constant(""))) for part in _OVER)
+            for call in () if _LAYERS.search(over) else _grown(node.body, {target}):
+                self._emit(call.func, "growing-shape", source_text(call)[:60])
         is_step |= any(self._is_step(n, scope, is_function) for n in _nodes(node.body))
         if not is_step and not (
             isinstance(node, ast.For) and re.search("loader", source_text(node.iter), re.I)
@@ -102,7 +101,7 @@ class Steps:
             parts = made.args if "compile" in called_name(made) else [made]  # type: ignore[attr-defined]
             if {source_text(p).removeprefix("self.") for p in parts} & self._step_functions():
                 return True
-        return any(meaning in _STEPS for meaning in self._names.resolve(node.func, scope))
+        return not name_group("ends-a-step").isdisjoint(self._names.resolve(node.func, scope))
 
     # -- reads ------------------------------------------------------------------------------------
     def _reads(self, nodes: Sequence[ast.AST]) -> None:
@@ -122,15 +121,6 @@ class Steps:
             if _tests_a_tensor(test, tensors):
                 self._emit(test, "read-in-step", f"if {source_text(test)[:40]} in the step")
 
-    def _grows(self, loop: ast.For | ast.While | ast.AsyncFor) -> None:
-        """`x = torch.cat([x, y])` on the device."""
-        for call in _nodes(loop.body):
-            if called_name(call) in ("cat", "concat", "hstack") and isinstance(call, ast.Call):
-                parts = [source_text(p) for a in call.args[:1] for p in getattr(a, "elts", ())]
-                is_moved = any(re.search(r"cpu\(|numpy", text) for text in parts)
-                if self._assigned.get(id(call), "") in parts and not is_moved:
-                    self._emit(call.func, "growing-shape", source_text(call)[:60])
-
     # -- syncs ------------------------------------------------------------------------------------
     def _cuts(self, step: ast.AST, scope: Scope) -> None:
         """A sync between the forward and the backward pass."""
@@ -138,7 +128,7 @@ class Steps:
         for call in (getattr(s, "value", None) for s in step.__dict__["body"]):
             if not isinstance(call, ast.Call):
                 continue
-            if any(m in _SYNCS for m in self._names.resolve(call.func, scope)):
+            if any(m in name_group("syncs") for m in self._names.resolve(call.func, scope)):
                 cut = call if forward else None
             elif source_text(call.func).endswith(".backward"):
                 if cut is not None:
@@ -152,14 +142,32 @@ class Steps:
     def _wait(self, node: ast.Call, scope: Scope) -> None:
         function = node.func
         meanings = self._names.resolve(function, scope)
-        waits = any(meaning in _WAITS for meaning in meanings)
-        if any(m in _SYNCS for m in meanings):
+        waits = any(meaning in name_group("waits") for meaning in meanings)
+        if any(m in name_group("syncs") for m in meanings):
             given = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "wait")]
             waits = any(isinstance(v, ast.Constant) and v.value is True for v in given)
         if isinstance(function, ast.Attribute) and function.attr == "wait_for_everyone":
             waits = True
         if waits:
             self._emit(function, "wait-in-step", f"{source_text(node)[:40]} in each step")
+
+
+def _grown(block: Sequence[ast.stmt], made: set[str]) -> Iterator[ast.Call]:
+    """`x = torch.cat([x, y])` on the device, of an x that is not `made` anew around the block."""
+    assigns = [s for s in block if isinstance(s, ast.Assign) and called_name(s.value) not in _JOINS]
+    made = made | {name for s in assigns for outer in s.targets
+                   for name in map(source_text, getattr(outer, "elts", [outer]))
+                   if not source_text(s.value).startswith((f"{name}.", f"{name}["))}  # fmt: skip
+    for statement in block:
+        call = statement.value if isinstance(statement, ast.Assign) else None
+        if isinstance(call, ast.Call) and called_name(call) in _JOINS:
+            parts = [source_text(p) for a in call.args[:1] for p in getattr(a, "elts", ())]
+            is_moved = re.search(r"cpu\(|numpy|\b[np][pd]\.", source_text(call))
+            if source_text(statement.targets[0]) in {*parts} - made and not is_moved:  # type: ignore[attr-defined]
+                yield call
+        if not isinstance(statement, _OWN_BODY):
+            for name in ("body", "orelse", "finalbody"):
+                yield from _grown(getattr(statement, name, ()), made)
 
 
 def _step_functions(tree: ast.Module) -> set[str]:
@@ -219,7 +227,8 @@ def _tests_a_tensor(test: ast.expr, tensors: set[str]) -> bool:
 def _is_ordering(node: ast.Compare) -> bool:
     orders = isinstance(node.ops[0], ast.Lt | ast.Gt | ast.LtE | ast.GtE | ast.Eq | ast.NotEq)
     other = node.comparators[0]
-    return orders and not (isinstance(other, ast.Constant) and other.value is None)
+    is_text = isinstance(other, ast.Constant) and not isinstance(other.value, int | float)
+    return orders and not is_text
 
 
 def _is_read(node: ast.Call, numbers: set[str]) -> bool:
