@@ -64,10 +64,11 @@ def assert_nothing_left(mark):
     ids=["cpu", "fp16-scaler", "xla"],
 )  # fmt: skip
 def test_killed_runs_end_in_the_same_bytes(tmp_path, hw, env, some, every):
-    kills = KILLS if every else some
+    kills, length = (KILLS, 40) if every else (some, 24)
+    arguments = [*ARGUMENTS, "--max-steps", str(length)]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert tpukit(*ARGUMENTS, "--hw", *hw, "--results-dir", whole, env=env).returncode == 0
-    statuses = run_killed(killed, hw, kills, env, tmp_path)
+    assert tpukit(*arguments, "--hw", *hw, "--results-dir", whole, env=env).returncode == 0
+    statuses = run_killed(killed, hw, kills, env, tmp_path, arguments=arguments)
     assert statuses.count(9) == len(kills), f"every session must have been killed: {statuses}"
     assert same_bytes(killed, whole)
     assert scaler(killed) == scaler(whole) and bool(scaler(whole)) == ("fp16" in hw)

@@ -142,7 +142,8 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "inputs", "said", "place"),
     [
-        (ReadsValues, IMAGES, "aten::_local_scalar_dense would leave the TPU", "# read here"),
+        pytest.param(ReadsValues, IMAGES, "aten::_local_scalar_dense would leave the TPU",
+                     "# read here", marks=SLOW),
         (Counts, IMAGES, "2 programs were compiled after the second step", "# cut here"),
         pytest.param(ChoosesRows, IMAGES, "aten::nonzero would leave", "# chosen here", marks=SLOW),
         pytest.param(GrowsTexts, torch.randn(8, 4, 3), "compiled after the second step",

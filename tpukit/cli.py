@@ -311,8 +311,8 @@ def _printable(text: str) -> str:
 
 def _named(message: str, hint: str, arguments: list[str]) -> str:
     """The message, beginning with the option whose file or folder it is about."""
-    pairs = [argument.split("=", 1) for argument in arguments if "=" in argument]
-    pairs += [list(pair) for pair in pairwise(arguments) if pair[0] not in _flags(arguments)]
+    pairs, flags = [a.split("=", 1) for a in arguments if "=" in a], _flags(arguments)
+    pairs += [list(pair) for pair in pairwise(arguments) if pair[0] not in flags]
     for option, value in pairs:
         is_path = "/" in value or bool(re.search(r"\.[a-z]\w*$", value)) or len(value) > NAME_MAX
         if option[2:] and option.startswith("--") and is_path and not value.startswith("-"):

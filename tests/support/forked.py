@@ -51,7 +51,7 @@ MET_BY_MOST = (
     "jinja2", "matplotlib.backends.backend_agg", "matplotlib.figure", "rouge_score.rouge_scorer",
     "scipy.linalg", "scipy.spatial", "tensorboard.compat.tensorflow_stub.pywrap_tensorflow", "timm",
     "tpukit.cli", "tpukit.commands.test", "tpukit.commands.train", "tpukit.train.report.page",
-    "tpukit.train.run", "typer._adapters",
+    "tpukit.train.run", "typer._adapters", "typer.rich_utils",
 )  # fmt: skip
 """Modules that most commands import."""
 NEW_PATH = tuple(sys.path)

@@ -1,6 +1,6 @@
 """Compiles the attention kernels at the edges of what `fits` takes, for the topologies named.
 
-python kernels_on_tpus.py v4:2x2x1 v6e:2x2. Answers with what was refused, in JSON.
+python kernels_on_tpus.py N v4:2x2x1 v6e:2x2: every Nth case. Answers with the refused, in JSON.
 """
 
 import functools
@@ -40,10 +40,11 @@ CASES = [  # rows, width, tokens, types, causal, what comes beside
 
 def main() -> None:
     refused = []
-    for name in sys.argv[1:]:
+    every, *names = sys.argv[1:]
+    for name in names:
         topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
         here = SingleDeviceSharding(topology.devices[0])
-        for rows, width, tokens, (torch_type, jax_type), causal, beside in CASES:
+        for rows, width, tokens, (torch_type, jax_type), causal, beside in CASES[:: int(every)]:
             query = torch.empty(rows, 2, tokens, width, dtype=torch_type, device="meta")
             bias = torch.empty(1, 2, tokens, tokens, device="meta") if beside == "bias" else None
             assert fits(query, query, bias, causal=causal), (width, tokens, torch_type)

@@ -244,12 +244,12 @@ def test_patch_takes_a_diff(tmp_path, ends):
 
 def test_a_long_file_changes_in_the_rewritten_lines_only(tmp_path):
     body = "def f{0}(x):\n    y = x\n    if y:\n        return xm.xla_device()\n    return xm\n\n"
-    text = "import torch_xla.core.xla_model as xm\n" + "".join(body.format(i) for i in range(400))
+    text = "import torch_xla.core.xla_model as xm\n" + "".join(body.format(i) for i in range(60))
     path = tmp_path / "a.py"
     path.write_text(text)
     lines = plan_fix(path).diff.splitlines()[2:]
-    assert sum(line.startswith("-") for line in lines) <= 402
-    assert sum(line.startswith("+") for line in lines) <= 403
+    assert sum(line.startswith("-") for line in lines) <= 62
+    assert sum(line.startswith("+") for line in lines) <= 63
 
 
 def test_an_import_that_a_package_exports_stays(tmp_path):
@@ -466,7 +466,7 @@ def train(index, steps):
 
 
 if __name__ == "__main__":
-    xmp.spawn(train, args=(2,), nprocs=8)
+    xmp.spawn(train, args=(2,), nprocs=8, start_method="fork")
 """
 
 

@@ -1,5 +1,6 @@
 """What the tables of releases say of names, held against the releases that are installed."""
 
+import functools
 import importlib
 import re
 from importlib.metadata import version
@@ -15,6 +16,12 @@ GONE = {"numpy": ("2.4", "product"), "huggingface_hub": ("2", "HfFolder"),
 """Library -> the release that the table is about, and a name that it lacks."""
 
 
+@functools.cache
+def words_of_tables():
+    tables = Path(releases.__file__).parent.joinpath("tables").rglob("*.toml")
+    return {word for table in tables for word in re.findall(r"\w+", table.read_text())}
+
+
 @pytest.mark.parametrize("library", GONE)
 def test_what_the_installed_release_has_is_not_called_lost(library):
     release, gone = GONE[library]
@@ -23,9 +30,8 @@ def test_what_the_installed_release_has_is_not_called_lost(library):
     module = importlib.import_module(library)
     lost = lost_name(library, gone)
     assert lost is not None and lost.range.startswith("<") and gone not in dir(module)
-    tables = Path(releases.__file__).parent.joinpath("tables").rglob("*.toml")
-    told = {word for table in tables for word in re.findall(r"\w+", table.read_text())}
-    found = {name: lost_name(library, name, version(library)) for name in told & {*dir(module)}}
+    told = words_of_tables() & {*dir(module)}
+    found = {name: lost_name(library, name, version(library)) for name in told}
     assert [name for name, lost in found.items() if lost and lost.range.startswith("<")] == []
 
 

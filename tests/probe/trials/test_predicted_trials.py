@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from runs import script
 
 from tpukit.hardware.detect import Gpu, Hardware, TpuChips
 from tpukit.hardware.options import HardwareOptions
@@ -41,7 +42,18 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.mark.plan
 @pytest.mark.usefixtures("own_cache")
-def test_a_measured_trial_has_the_prediction_beside_it():
+@pytest.mark.parametrize("name", ["is_compiled", "is_not_compiled_in_time"])
+def test_a_measured_trial_has_the_compilers_prediction_where_there_is_one(name):
+    in_forks(name)
+
+
+def in_forks(name):
+    """A function of this file, whose trials and compilers are forks of a warm process."""
+    done = script("called.py", __file__, name, env={"TPUKIT_CACHE_DIR": str(cache_folder())})
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def is_compiled():
     config, task, said = TrainConfig(hw="cpu"), source("Hungry"), []
     measured = MeasuredEvaluator(task, config, None)
     compiled = CompilerEvaluator(task, config, find_target("v5e-1"), None)
@@ -56,9 +68,8 @@ def test_a_measured_trial_has_the_prediction_beside_it():
     assert said == []
 
 
-@pytest.mark.plan
-@pytest.mark.usefixtures("own_cache")
-def test_a_prediction_that_fails_costs_no_trial():
+def is_not_compiled_in_time():
+    """A prediction that fails costs no trial."""
     config, said = TrainConfig(hw="cpu"), []
     measured = MeasuredEvaluator(source("Hungry"), config, None)
     compiled = CompilerEvaluator(source("Hungry"), config, find_target("v5e-1"), 1.0)
@@ -93,6 +104,10 @@ def test_the_target_is_the_tpu_that_is_here(monkeypatch, chips, options, name):
 
 
 def test_a_measured_trial_has_a_gpus_prediction_beside_it():
+    in_forks("is_traced")
+
+
+def is_traced():
     """What the allocator reserves, as a GPU's is measured: without CUDA's context."""
     config, task, t4 = TrainConfig(hw="cpu", precision="fp32"), source("Hungry"), find_gpu("t4")
     with predictions.PredictedBeside(

@@ -20,8 +20,8 @@ def train(tmp_path, monkeypatch, capsys):
 
     def run(folder: str, steps: int) -> tuple[int, dict, str]:
         code = cli.run(["train", "--size", "tiny", "--hw", "cpu", "--data-path", folder,
-                        "--results-dir", "run", "--global-batch-size", "2", "--set",
-                        "schedule=constant", "--max-steps", str(steps)])  # fmt: skip
+                        "--results-dir", "run", "--global-batch-size", "2", "--accumulate",
+                        "1", "--set", "schedule=constant", "--max-steps", str(steps)])  # fmt: skip
         return code, answers[-1] if answers and code == 0 else {}, capsys.readouterr().err
 
     return run

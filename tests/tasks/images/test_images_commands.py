@@ -200,8 +200,9 @@ def test_a_damaged_image_ends_the_run_with_its_name(shapes, tmp_path):
     shutil.copytree(shapes, data)
     damaged = next((data / "train").glob("star/*.png"))
     damaged.write_bytes(damaged.read_bytes()[:100])
-    told = failure(train(data, tmp_path / "run", "--hw", "cpu", "--num-workers", "1"))
+    once = ("--hw", "cpu", "--accumulate", "1")
+    told = failure(train(data, tmp_path / "run", *once, "--num-workers", "1"))
     assert f"star/{damaged.name}: not an image that can be read" in told
     assert "damaged=skip" in told
-    done = result(train(data, tmp_path / "run", "--hw", "cpu", "--set", "damaged=skip", "--json"))
+    done = result(train(data, tmp_path / "run", *once, "--set", "damaged=skip", steps=1))
     assert done["finished"]

@@ -16,7 +16,7 @@ from tpukit.tasks.summarize.predict import _open_journal, check_against_sample, 
 
 SMALL = ["--model", "1x1x16", "--tokenizer", "train", "--set", "vocabulary_size=300",
          "--block-size", "256", "--hw", "cpu", "--global-batch-size", "2", "--max-steps", "1",
-         "--set", "score_samples=0", "--num-workers", "0"]  # fmt: skip
+         "--set", "score_samples=0", "--num-workers", "0", "--accumulate", "1"]  # fmt: skip
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ SMALL = [
 def place(tmp_path_factory):  # type: ignore[no-untyped-def]
     """A folder with data and a cache that all runs of this file share."""
     folder = tmp_path_factory.mktemp("summaries")
-    write_dialogues(folder / "data", 300, 0)
+    write_dialogues(folder / "data", 150, 0)
     return folder
 
 
@@ -71,8 +71,8 @@ def train(place: Path, name: str, *options: object, env: dict[str, str] | None =
 
 @pytest.fixture(scope="module")
 def whole(place):  # type: ignore[no-untyped-def]
-    """The run that others are compared with: one process, twenty steps."""
-    train_here(place, "whole", "--max-steps", 20, "--ckpt-every", 10)
+    """The run that others are compared with: one process, ten steps."""
+    train_here(place, "whole", "--max-steps", 10, "--ckpt-every", 5)
     return place / "whole"
 
 
@@ -83,12 +83,12 @@ def whole(place):  # type: ignore[no-untyped-def]
 ], ids=str)  # fmt: skip
 def test_the_same_parameters_however_a_step_is_cut(place, whole, options):  # type: ignore[no-untyped-def]
     name = "run" + "".join(map(str, options))
-    train_here(place, name, "--max-steps", 20, "--ckpt-every", 10, *options)
+    train_here(place, name, "--max-steps", 10, "--ckpt-every", 5, *options)
     assert relative_difference(parameters(place / name), parameters(whole)) < 1e-4
 
 
 def test_two_processes_train_what_one_does(place, whole):  # type: ignore[no-untyped-def]
-    result(train(place, "two", "--max-steps", 20, "--ckpt-every", 20, "--devices", 2))
+    result(train(place, "two", "--max-steps", 10, "--ckpt-every", 10, "--devices", 2))
     assert relative_difference(parameters(place / "two"), parameters(whole)) < 1e-4
 
 
@@ -99,7 +99,7 @@ def test_two_processes_train_what_one_does(place, whole):  # type: ignore[no-unt
 def test_eight_virtual_devices(place, whole, packing, shapes):  # type: ignore[no-untyped-def]
     """The same parameters; as many train graphs as shapes, and none after the first pass."""
     name = f"xla-{packing}"
-    options = ["--max-steps", 20, "--ckpt-every", 5, "--accumulate", 2]
+    options = ["--max-steps", 10, "--ckpt-every", 5, "--accumulate", 2]
     # Packing is the default.
     options += [] if packing == "true" else ["--set", "packing=false"]
     told = result(train(place, name, *options, env=VIRTUAL_TPU, hw="tpu"))
@@ -117,7 +117,7 @@ def test_eight_virtual_devices(place, whole, packing, shapes):  # type: ignore[n
 def test_virtual_devices_predict_what_a_processor_does(place, whole):  # type: ignore[no-untyped-def]
     """The same file; whatever the rows, a graph for each length of a prompt and one to go on."""
     once = predict(place, "whole", "xla.csv", env=VIRTUAL_TPU, hw="tpu")
-    assert once["rows"] == 30
+    assert once["rows"] == 15
     predict(place, "whole", "cpu.csv")
     assert (place / "xla.csv").read_bytes() == (place / "cpu.csv").read_bytes()
     rows = rows_of(place / "data" / "test.csv")
@@ -127,16 +127,16 @@ def test_virtual_devices_predict_what_a_processor_does(place, whole):  # type: i
         writer.writerows({**row, "id": f"{row['id']}-{copy}"} for copy in range(3) for row in rows)
     more = ["--test-csv", place / "tripled.csv"]
     tripled = predict(place, "whole", "more.csv", *more, env=VIRTUAL_TPU, hw="tpu")
-    assert tripled["rows"] == 90
+    assert tripled["rows"] == 45
     assert max(once["compilations"], tripled["compilations"]) <= PREFILL_LENGTHS + 1
 
 
 @pytest.mark.slow
 def test_killed_and_resumed_in_the_same_bytes(place, tmp_path):  # type: ignore[no-untyped-def]
     # In a process of its own too: with another number of threads sums are rounded otherwise.
-    result(train(place, "undisturbed", "--max-steps", 20, "--ckpt-every", 10))
+    result(train(place, "undisturbed", "--max-steps", 10, "--ckpt-every", 5))
     argv = ["summarize-train", "--data-path", str(place / "data"), "--hw", "cpu", *SMALL,
-            "--results-dir", str(place / "killed"), "--max-steps", "20",
+            "--results-dir", str(place / "killed"), "--max-steps", "10",
             "--ckpt-every", "2"]  # fmt: skip
     plan = tmp_path / "plan.json"
     kills = ["step:5", "half:2", "rename:2", "evaluate:2", None]
@@ -171,7 +171,7 @@ def test_a_submission_has_every_id_once_in_order(place, whole):  # type: ignore[
     sample = place / "data" / "test_references.csv"
     here(place, *predict_command(place, "whole", "submission.csv", "--sample-submission", sample))
     made = rows_of(place / "submission.csv")
-    assert len(made) == 30
+    assert len(made) == 15
     assert list(made[0]) == ["id", "summary"]
     assert [row["id"] for row in made] == [row["id"] for row in rows_of(sample)]
     assert not list(place.glob(".submission.csv*"))
@@ -212,7 +212,7 @@ def test_evaluation_reports_scores_intervals_and_baselines(place, whole, monkeyp
     told: dict = {}
     monkeypatch.setattr(Output, "result", lambda self, fields: told.update(fields))
     here(place, "test", "--run", whole, "--hw", "cpu")
-    assert (told["task"], told["samples"] + told["skipped"]) == ("summarize", 30)
+    assert (told["task"], told["samples"] + told["skipped"]) == ("summarize", 15)
     metrics = told["metrics"]
     for kind in ("rouge1", "rouge2", "rougeL"):
         assert metrics[f"{kind}_low"] <= metrics[kind] <= metrics[f"{kind}_high"]
@@ -225,7 +225,7 @@ def test_evaluation_reports_scores_intervals_and_baselines(place, whole, monkeyp
 
 def test_a_run_is_exported_and_started_from(place, whole):  # type: ignore[no-untyped-def]
     """The exported directory is a start for another training, adapters and all."""
-    train_here(place, "whole", "--max-steps", 20, "--ckpt-every", 10, "--export", place / "hf")
+    train_here(place, "whole", "--max-steps", 10, "--ckpt-every", 5, "--export", place / "hf")
     lora = [option for option in SMALL if option not in ("--model", "2x2x32")]
     # The tokenizer comes with the weights.
     del lora[lora.index("--tokenizer") : lora.index("train") + 1]

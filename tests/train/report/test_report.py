@@ -330,7 +330,7 @@ def test_a_checkpoint_renews_it(tmp_path):
 
 def test_two_ranks_write_one_and_a_test_renews_it(tmp_path):
     run = tmp_path / "run"
-    result(tpukit(*TRAIN, "--devices", 2, "--results-dir", run, "--json"))
+    result(tpukit(*TRAIN, "--devices", 2, "--results-dir", run, "--json", ranks=2))
     before = page_of(RunFolder(run))
     assert "Done: 8 steps" in before and "<h2>Test" not in before
     assert "could not be written" not in (run / "log.txt").read_text()

@@ -62,8 +62,8 @@ class Explanation:
         return {
             "id": self.id,
             "line": self.line,
-            "cause": self.cause,
-            "fix": self.fix,
+            "cause": without_secrets(self.cause),
+            "fix": without_secrets(self.fix),
             "source": self.entry.source,
             "text": without_secrets(self.text),
             "role": self.role,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import environment, failure, result, tpukit
+from runs import failure, popen, result, tpukit
 
 from tpukit.errors import ConfigError, DataError, JobError
 from tpukit.io.workers import map_completed
@@ -110,13 +110,10 @@ def test_recon_adds_images(tmp_path):
 def test_killed_again_and_again_the_bytes_are_the_same(made, tmp_path):
     """SIGKILL to the command at two moments; its workers end by themselves."""
     folder = tmp_path / "data"
-    command = [sys.executable, "-m", "tpukit", "data", "eit", "--out", str(folder), "--n", "60",
-               "--start", "190", "--workers", "2"]  # fmt: skip
+    command = ("data", "eit", "--out", folder, "--n", 60, "--start", 190, "--workers", 2)
     seen = set()
     for _ in range(2):
-        process = subprocess.Popen(
-            command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = popen(*command)
         before = len(list(folder.glob("*/*.npz")))
         while process.poll() is None and len(list(folder.glob("*/*.npz"))) < before + 9:
             time.sleep(0.005)
@@ -126,7 +123,7 @@ def test_killed_again_and_again_the_bytes_are_the_same(made, tmp_path):
         wait_until_gone(workers)
         seen.add(len(list(folder.glob("*/*.npz"))))
     assert len(seen) > 1
-    fields = result(tpukit(*command[3:], "--json"))
+    fields = result(tpukit(*command, "--json"))
     assert (fields["samples"], fields["train"], fields["path"]) == (60, 48, str(folder))
     assert digest(folder) == digest(made)
     assert not list(folder.rglob("*.part*"))
@@ -137,10 +134,7 @@ def test_killed_again_and_again_the_bytes_are_the_same(made, tmp_path):
 )
 def test_interrupted_it_says_how_to_go_on(tmp_path, number):
     folder = tmp_path / "data"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tpukit", "data", "eit", "--out", str(folder), "--n", "4000"],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = popen("data", "eit", "--out", folder, "--n", 4000, stderr=subprocess.PIPE)
     while not list(folder.glob("train/*.npz")):
         assert process.poll() is None
         time.sleep(0.01)
