@@ -136,6 +136,18 @@ def test_further_signals_do_not_break_the_saving(tmp_path):
     assert 0 < saved_step(run) < 400
 
 
+def test_a_signal_to_every_process_of_a_run_saves(tmp_path):
+    """As `timeout` and schedulers send it: the workers go on until the main process has saved."""
+    run, mark = tmp_path / "run", uuid.uuid4().hex
+    process = started(run, mark, "--num-workers", "2", stderr=subprocess.PIPE)
+    all_of_it = marked_processes(mark)
+    for each in all_of_it:
+        each.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM, process.stderr.read()
+    assert len(all_of_it) > 2 and 0 < saved_step(run) < 400
+    wait_until(is_over(mark), 10)
+
+
 @pytest.mark.slow
 def test_nohup_keeps_a_run_alive(tmp_path):
     run = tmp_path / "run"

@@ -114,3 +114,22 @@ def test_a_cpu_reads_the_keys_that_are_seen():
     assert read == [4 * 200, 4 * 40, 300]
     expected = TorchOps().attention(query, keys, values, bias)
     torch.testing.assert_close(found[:8], expected[:8], atol=2e-6, rtol=1e-5)
+
+
+def test_a_bias_reaches_the_kernels_with_its_keys_side_by_side():
+    """Else no kernel of a GPU takes it, and plain attention holds all probabilities in fp32."""
+    taken = []
+
+    class Noted(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is nn.functional.scaled_dot_product_attention:
+                taken.append(args[3])
+            return function(*args, **(kwargs or {}))
+
+    query = torch.randn(2, 3, 8, 4)
+    bias = torch.randn(8, 8, 3).permute(2, 0, 1)[None]
+    with Noted():
+        found = TorchOps().attention(query, query, query, bias)
+    assert taken[0].stride(-1) == 1
+    expected = ((query @ query.mT) / 2 + bias).softmax(-1) @ query
+    torch.testing.assert_close(found, expected)

@@ -7,6 +7,7 @@ import pytest
 
 from tpukit.io import progress
 from tpukit.io.progress import Progress
+from tpukit.io.units import format_duration
 
 
 @pytest.fixture
@@ -29,6 +30,19 @@ def test_lines_name_count_detail_and_time_left_and_are_rare(clock):
         "step 1009/2000  loss 0.5  left 16m31s",
         "step 1019/2000  1/s  left 16m21s",
     ]
+
+
+def test_the_time_left_is_without_a_first_step_that_compiled(clock):
+    stream = io.StringIO()
+    with Progress("step", 100, stream=stream) as shown:
+        clock[0] += 500.0
+        shown.restart(1)
+        for step in range(2, 50):
+            clock[0] += 1.0
+            shown.update(step, lambda: "loss 0.5", news=True)
+    first = stream.getvalue().splitlines()[0]
+    step = int(re.match(r"step (\d+)/", first)[1])
+    assert first.endswith(f"left {format_duration(100 - step)}")
 
 
 def test_before_the_first_news_a_line_has_no_empty_values(clock):

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import re
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -152,6 +153,32 @@ def test_attention_keeps_what_the_kernel_of_the_gpu_keeps(target, precision, len
     scores = 2 * rows * length**2
     held = found.memory["activations"] + found.memory["temporaries"]
     assert (held > scores) == quadratic
+
+
+class Biased(nn.Module):
+    """Attention with a learned bias, whose keys lie side by side or not."""
+
+    def __init__(self, *, spread) -> None:
+        super().__init__()
+        self.qkv, self.spread = nn.Linear(64, 192), spread
+        self.bias = nn.Parameter(torch.zeros(512, 512))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 1, 64)).transpose(1, 3).unbind(2)
+        bias = self.bias.T if self.spread else self.bias
+        return nn.functional.scaled_dot_product_attention(q, k, v, bias.to(q.dtype))
+
+
+@pytest.mark.parametrize(("spread", "scores"), [(True, 7), (False, 1)])
+def test_a_bias_whose_keys_are_apart_costs_the_probabilities(spread, scores):
+    """Plain attention in fp32 holds them, a copy and a mask; a kernel one bias' gradients."""
+    rows = 64
+    found = trial(functools.partial(Biased, spread=spread), "x=512x64", "l4", rows,
+                  precision="bf16")  # fmt: skip
+    held = found.memory["activations"] + found.memory["temporaries"]
+    one = 2 * rows * 512**2
+    inputs = 2 * rows * 512 * 192
+    assert scores * one <= held <= (scores + 2) * one + 4 * inputs
 
 
 def test_sizes_between_traced_batches_are_those_of_a_trace():
@@ -356,23 +383,23 @@ def test_what_a_larger_table_adds_is_what_was_measured():
         assert mib[rows] - mib[1024] == pytest.approx(found - measured[1024], rel=0.005)
 
 
-class Looks(nn.Module):
-    """A sum of rows of a table whose gradient is sparse."""
+class Table(nn.Module):
+    """Rows of a table whose gradient is sparse, looked up by a function of torch."""
 
-    def __init__(self, kind) -> None:
+    def __init__(self, look_up) -> None:
         super().__init__()
-        self.table = kind(8, 8, sparse=True)
+        self.rows, self.look_up = nn.Parameter(torch.zeros(8, 8)), look_up
 
     def forward(self, x):
-        return self.table((x > 0).long())
+        return self.look_up((x > 0).long(), self.rows, sparse=True)
 
 
-@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_a_sparse_gradient_names_its_operator_module_and_line(kind):
+@pytest.mark.parametrize("look_up", [nn.functional.embedding, nn.functional.embedding_bag])
+def test_a_sparse_gradient_names_its_operator_module_and_line(look_up):
     with pytest.raises(JobError) as caught:
-        trial(functools.partial(Looks, kind), "x=8")
-    line = inspect.getsourcelines(Looks.forward)[1] + 1
-    assert f"embedding{'_bag' * (kind is nn.EmbeddingBag)}.default" in caught.value.message
+        trial(functools.partial(nn.Sequential, OrderedDict(table=Table(look_up))), "x=8")
+    line = inspect.getsourcelines(Table.forward)[1] + 1
+    assert f"{look_up.__name__}.default" in caught.value.message
     assert "of `table`" in caught.value.message
     assert f"{__file__}:{line} " in caught.value.message
 
