@@ -87,6 +87,7 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "engine_cost_tpu_tiny": (*ENGINE, *XLA, *EIT, "tpukit/tasks/eit/data"),
     "first_step": (*START, *ENGINE, *EAGER, *XLA, *EIT, *SUMMARIZE),
     "gpualert_corpus": ("tpukit/knowledge", "tpukit/probe/logs"),
+    "gpu_measured": (*GPU_MEMORY, *IMAGES, *EIT, *SUMMARIZE),
     "gpu_memory_on_cpu": GPU_MEMORY,
     "gpu_memory_public": (*GPU_MEMORY, "tpukit/probe/batch/model_task.py"),
     "gpu_search_seconds": (*GPU_MEMORY, *within("probe/batch", "search.py", "recommend.py")),

@@ -1,6 +1,7 @@
 """Memory of training steps measured on the GPU here, beside what `--target` would have predicted.
 
     python benchmarks/gpu_measured.py [--only gpt2] [--at-once 5]
+    python benchmarks/gpu_measured.py --predict h200    # anew for what was measured, without a GPU
 
 Each case is one trial of `tpukit probe-batch` at one batch: the engine's own step in a process of
 its own, then the prediction of the memory that torch reserves. Memory is the allocator's peak, so
@@ -107,6 +108,26 @@ def trial(name: str, hw: str, compiled: bool, options: dict[str, str]) -> dict[s
     }
 
 
+def predict_again(path: Path, target: str) -> None:
+    """Today's prediction of each case whose step is still the measured one."""
+    found = json.loads(path.read_text())
+    for row in found["cases"]:
+        if "then" not in row:
+            batch, precision, arguments = CASES[row["name"]]
+            command = [
+                sys.executable, "-m", "tpukit", "probe-batch", "--target", target, "--json",
+                "--start", str(batch), "--max", str(batch), "--precision", precision, *arguments,
+            ]  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            answer = json.loads(done.stdout)
+            used, context = answer["trials"][0]["used_bytes"], answer["memory"]["context"]
+            row["predicted_bytes"] = used - context
+        row["off"] = off(row)
+        print(row["name"], row["off"], flush=True)
+    found["median_off"] = median(abs(row["off"]) for row in found["cases"])
+    write_result(path, found)
+
+
 def off(row: dict[str, Any]) -> float | None:
     """How far the prediction is above the measurement."""
     if not row.get("predicted_bytes") or not row.get("measured_bytes"):
@@ -121,7 +142,11 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="of the tasks' cases")
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--predict", metavar="TARGET")
     options = parser.parse_args()
+    if options.predict:
+        predict_again(options.out, options.predict)
+        return
     import timm
     import torch
     import transformers

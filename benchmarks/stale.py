@@ -79,6 +79,7 @@ MEASUREMENTS = {
     "gpualert_corpus": Measurement(
         (f"gpualert_corpus.py FOLDER {OUT}",), needs="a checkout of the corpus"
     ),
+    "gpu_measured": Measurement(("gpu_measured.py",), needs="a GPU"),
     "gpu_memory_on_cpu": Measurement(("gpu_memory_on_cpu.py",)),
     "gpu_memory_public": Measurement(("gpu_memory_public.py",)),
     "gpu_search_seconds": timed("gpu_search_seconds.py"),
