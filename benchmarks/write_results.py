@@ -742,7 +742,7 @@ def doctor_blind() -> str:
             for part, n in sums.items() if "," not in part]  # fmt: skip
     text = (
         "Public logs in no earlier set: causes written first, asked once, judged by hand. "
-        f"{asked} of the twelve months to November 2026, and "
+        f"{asked} of the twelve months to November 2026 (14 of `blind_11` are older), and "
         f"{sum(clean.values())} clean logs, of which {clean.get('no cause', 0)} were given no "
         "cause. The results of the sets before them stand in [doctor.md](doctor.md). Not "
         "first: right, but second or as a warning; imprecise: true of the family, without the "
