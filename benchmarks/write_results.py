@@ -649,8 +649,8 @@ def gpu_measured() -> str:
         f"({largest['name']}). EIT's first prediction was half of what was measured: the bias of "
         "its windows lay so that no kernel took it, and torch computed plain attention. Today's "
         "is of that step as it was then; the bias is laid out for the kernels now, which no GPU "
-        "has run yet. Tensors of its steps (`max_memory_allocated`) are predicted to -2.7 % (bf16) and "
-        "-3.0 % (fp32); between blocks torch reserved more.",
+        "has run yet. Tensors of its steps (`max_memory_allocated`) are predicted to -2.7 % (bf16) "
+        "and -3.0 % (fp32); between blocks torch reserved more.",
         table(["step", "batch", "precision", "measured (GiB)", "predicted that day (GiB)",
                "today (GiB)", "difference"], rows),
     )  # fmt: skip
