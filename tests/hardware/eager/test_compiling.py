@@ -13,6 +13,19 @@ class Twice(nn.Module):
         return 2 * x
 
 
+class Recomputing(nn.Module):
+    """A layer whose activations are recomputed where memory is scarcer than time, as on a GPU."""
+
+    def __init__(self, ops):
+        super().__init__()
+        self.ops, self.layer = ops, nn.Linear(8, 8)
+
+    def forward(self, x):
+        for _ in range(3):
+            x = self.ops.recompute(lambda y: torch.tanh(self.layer(y)), x)
+        return x.sum()
+
+
 def run(module, x):
     return module(x)
 
@@ -57,3 +70,17 @@ def test_a_model_of_torch_s_own_classes_is_compiled(compiled):
     model(x[:2])
     assert backend.compilations() == before + 1, "a pass of its own is not compiled"
     torch.testing.assert_close(found, model.forward(x))
+
+
+def test_recomputed_activations_are_part_of_one_program(compiled, monkeypatch):
+    """Dynamo would end a program at each part that asks for a context variable."""
+    backend, _ = compiled
+    monkeypatch.setattr(backend.eager, "recomputes", True)
+    model = Recomputing(backend)
+    model(torch.ones(3, 8)).backward()
+    expected = model.layer.weight.grad.clone()
+    model.zero_grad()
+    before = backend.compilations()
+    backend.call(backend.prepare(model), run, torch.ones(3, 8)).backward()
+    assert backend.compilations() == before + 1
+    torch.testing.assert_close(model.layer.weight.grad, expected)

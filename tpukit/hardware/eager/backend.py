@@ -120,7 +120,8 @@ class EagerBackend(TorchOps):
 
     # -- models and batches -----------------------------------------------------------------------
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        if is_recorded():
+        # Dynamo, which traces no context variable, is not asked within a larger program.
+        if not torch.compiler.is_compiling() and is_recorded():
             return recomputed(function, *tensors)
         if not self.eager.recomputes:
             return super().recompute(function, *tensors)
