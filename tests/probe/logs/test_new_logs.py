@@ -19,6 +19,7 @@ CODEC = (
     "  2. The PyTorch version ({}) is not compatible with\n     this version of TorchCodec. Refer to the version compatibility\n     table:\n"
     "[start of libtorchcodec loading traceback]\nFFmpeg version 8: {}"
 )
+KEYS = 'RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: "{}layer.0.norm.weight", "{}layer.0.norm.bias"{}.\n\tUnexpected key(s) in state_dict: "{}layer.0.norm.bias", "{}layer.0.norm.weight". '
 CASES = {
     "pip of torch alone": ("ERROR: No matching distribution found for torch==1.7.1+cu110", "pip-no-distribution", "torch"),
     "pip of another package": ("ERROR: No matching distribution found for torchtext==0.6.9", "pip-no-distribution", "torchtext"),
@@ -305,7 +306,6 @@ FAMILIES = {
     "jax-backend-unknown": ["RuntimeError: Unknown backend rocm. Available backends are ['cpu']", "RuntimeError: Unable to initialize backend 'rocm': Backend 'rocm' is not in the list of known backends: ['cpu', 'tpu']."],
     "command-not-found": ["[Frob] ERROR: uv installed but executable not found"],
     "shared-library-missing": ["Error loading onnxruntime_providers_cuda.dll: cublasLt64_13.dll is missing"],
-    "weight-name-unknown": ["Lora 'a.safetensors' contains unexpected module keys, it is likely that this Lora is for a different model : '['base_m..."],
     "cuda-no-driver": ["RuntimeError: PyTorch is not able to access CUDA"],
     "path-of-another-system": ["NotImplementedError: cannot instantiate 'WindowsPath' on your system"],
     "numpy-abi": ["ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected 88 from C header, got 96 from PyObject"],
@@ -328,6 +328,16 @@ FAMILIES = {
     "name-not-known": ["KeyError: 'optimizer frobnicator is not registered'", "ValueError: Unrecognized schedule `frob_2`"],
     "msvc-not-found": ["  running build_ext\n  error: [WinError 2] The system cannot find the file specified"],
     "cxx-compile-failed": ["3 errors detected in the compilation of \"gsplat/cuda/csrc/rasterization.cu\"."],
+    "weight-name-unknown": ["Lora 'a.safetensors' contains unexpected module keys, it is likely that this Lora is for a different model : '['base_m...", "KeyError: 'model.layers.0.self_attn.qkv_proj.weight_scale'", "KeyError: 'language_model.lm_head.weight'"],
+    "package-version-refused": ["WARNING: Torch 2.9 is not supported. Supported: 2.8", "CUDA 13.0 is not supported. Supported versions: 12.6, 12.8"],
+    "submodule-not-found": ["2025-12-31T14:22:24.886274 - !!! Exception during processing !!! No module named 'diffusers.models.frob'", "### ModuleNotFoundError: No module named 'diffusers.frob'"],
+    "module-not-found": ["### Error: No module named 'frobs'", "## ERROR: No module named 'frobs'"],
+    "compiler-gpu-architecture": ["Reason: PTX version 8.8 does not support target 'sm_107a'.", "ptxas-blackwell fatal   : Value 'sm_110a' is not defined for option 'gpu-name'"],
+    "wrapper-lacks-attribute": ["AttributeError: 'AutoModelForSeq2SeqLMWithValueHead' object has no attribute 'add_model_tags'", "AttributeError: 'OVModelForCausalLM' object has no attribute 'named_parameters'"],
+    "cuda-python-missing": ["ModuleNotFoundError: No module named 'cuda.bindings'", "ModuleNotFoundError: No module named 'cutlass.cute'"],
+    "triton-kernel-refused": ['loc("/code/kernels.py":12:4): error: failed to legalize the operation'],
+    "device-mesh-dimension": ["ValueError: Mesh dimension 'tp' does not exist"],
+    "argparse-checks-help": [TB + '  File "/usr/lib/python3.14/argparse.py", line 1751, in _check_help\n    raise ValueError("badly formed help string") from exc\nValueError: badly formed help string'],
     "cuda-libraries-mixed": ["OSError: /opt/lib/libcublas.so.11: symbol cublasLtGetStatusString version libcublasLt.so.11 not defined in file libcublasLt.so.11 with link time reference"],
 }  # fmt: skip
 """Further texts of an entry's family, each of which it must explain first."""
@@ -366,6 +376,11 @@ def test_family(id):
         ("ModuleNotFoundError: No module named 'frobs'", "module-not-found"),
         ("ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory", "shared-library-missing"),
         ("KeyError: 'layers.0.mlp.experts.w13_weight'", "weight-name-unknown"),
+        ("KeyError: 'observation.images.rgb.left_wrist'", "key-missing"),
+        ("OpError: cannot convert <class 'int'> to numer and denom", "words-value"),
+        ("AttributeError: 'PeftModel' object has no attribute 'speed'", "attribute-not-in-object"),
+        (TB + "RuntimeError: The size of tensor a (9) must match the size of tensor b (8) at non-singleton dimension 2", "sizes-do-not-fit"),
+        (TB + '  File "/code/a.py", line 9, in <module>\n    from isaacsim.core import World\nModuleNotFoundError: No module named \'isaacsim\'', "isaac-module-before-app"),
         ("ValueError: not enough values to unpack (expected 2, got 1)", "values-not-unpacked"),
         ("AttributeError: type object 'Frob' has no attribute 'WARP'", "attribute-not-in-object"),
         ("AttributeError: type object 'int' has no attribute 'speed'", "attribute-not-in-object"),
@@ -394,6 +409,16 @@ def test_a_text_that_only_looks_like_a_family(text, id):
         ("AttributeError: type object 'frob._enums.Mode' has no attribute 'FAST'", "install the `frob` that it was written for"),
         ("ModuleNotFoundError: No module named 'faiss'", "`python -m pip install faiss-cpu`"),
         ("ValueError: --frob requires a newer GPU", "With `--frob` the program needs a newer GPU"),
+        (KEYS.format("model.", "model.", "", "", ""), "differ by the prefix `model.`, which those of the file lack"),
+        (KEYS.format("", "", ', "a.b.c"' * 60, "_orig_mod.", "_orig_mod."), "Strip `_orig_mod.`"),
+        (KEYS.format("enc.layers.1.", "enc.layers.2.", "", "", ""), "these are another model's weights".capitalize()),
+        ("ImportError: cannot import name 'is_offline_mode' from 'huggingface_hub'", "'huggingface_hub>=1.2'` (then `pip check`)"),
+        ("ptxas-blackwell fatal   : Value 'sm_110a' is not defined for option 'gpu-name'", "`TRITON_PTXAS_BLACKWELL_PATH`"),
+        ("Unsupported global: GLOBAL a.B was not an allowed global by default. weights_only", "add_safe_globals([a.B])`"),
+        ("_pickle.UnpicklingError: Weights only load failed. This file can", "add_safe_globals([...])`"),
+        ("Ran out of memory in memory space vmem. Used 65.05M of 64.00M vmem.", "a higher limit than 64.00M"),
+        ("E1 cuda_dnn.cc:456] Loaded runtime CuDNN library: 9.1.1 but source was compiled with: 9.8.0.", "at least 9.8.0"),
+        ("WARNING: Torch 2.9 is not supported. Supported: 2.8", "Install Torch 2.8"),
     ],
 )  # fmt: skip
 def test_names_of_general_libraries(text, said):

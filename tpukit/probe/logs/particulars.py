@@ -182,7 +182,7 @@ def _exchange(
         again = f"`pip install --force-reinstall {_pip(library)}`"
         return f"Two releases of `{library}` are mixed (an upgrade that broke off): {again}."
     if lost and lost.range.startswith(">"):
-        return f"R{other[1:]}, or take the release of the caller that fits the older one."
+        return f"R{other[1:]} (then `pip check`), or the release of the caller that fits the older."
     if asker and asker.package != library:
         return f"{_update(asker)} (it asks for it), or {other}."
     if asker:

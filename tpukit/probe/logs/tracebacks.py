@@ -42,8 +42,8 @@ _MOST_LOGGED = 60
 _MOST_FRAMES = 400
 _MOST_SILENT = 60
 _MOST_SOURCE = 5
-_MOST_DETAILS = 400
-"""Characters."""
+_MOST_DETAILS = 800
+"""Characters, of one line at most half."""
 LIBRARY = re.compile(line_words("library"))
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]+)")
 _PLUGIN = re.compile(r"[/\\](?:custom_nodes|extensions|plugins|transformers_modules)[/\\]([\w.-]+)")
@@ -116,7 +116,7 @@ class Raised:
     def add_detail(self, text: str, number: int) -> None:
         """Adds the line after the last one, if there are not too many."""
         if len(self.details) < _MOST_DETAILS:
-            self.details = f"{self.details}\n{text}" if self.details else text
+            self.details = f"{self.details}\n{text[: _MOST_DETAILS // 2]}".lstrip("\n")
             self.last_line = number
 
     @property
