@@ -92,10 +92,10 @@ def test_a_time_limit_ends_the_first_step(tmp_path, steps_are_long):
     assert not list_checkpoints(RunFolder(tmp_path / "run").checkpoints)
 
 
-def test_the_first_step_says_how_long_the_run_takes(tmp_path):
+def test_the_second_step_says_how_long_the_run_takes(tmp_path):
     _, lines = fit(Dropping(pause=0.05), tmp_path / "run", max_steps=10**7, max_time=1)
     [line] = [line for line in lines if line.startswith("At this rate")]
-    assert "the other 9999999 steps take" in line and line.endswith("h.")
+    assert "the other 9999998 steps take" in line and line.endswith("h.")
 
 
 # -- validation ----------------------------------------------------------------------------------

@@ -63,13 +63,14 @@ class RunMonitor:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Around all steps: shows progress, watches for stalls."""
-        self._started = self._shown = time.monotonic()
+        self._shown = time.monotonic()
         with self.progress, self.stalls:
             self.restart()
             yield
 
     def restart(self) -> None:
         """Begins to count anew, after a pause or the first step's compilation."""
+        self._started = time.monotonic()
         self.clock.restart()
         self.stalls.resume()
 
@@ -116,12 +117,15 @@ class RunMonitor:
         """Counts a step and what it compiled."""
         self.clock.step()
         self.stalls.step()
+        if self.learner.steps_done == self._first_step + 2:
+            self._say_how_long()
         unexpected = self.watch.done("train", shapes_of(batches))
         if unexpected and self.log:
             self.log.note(f"step {self.learner.steps_done}: {unexpected} unexpected compilation(s)")
 
     def first_step_done(self) -> None:
         """Its duration, what it says of the run's, and what left the device in it."""
+        seconds = time.monotonic() - self._started
         # The first step compiles: it says nothing about the rate.
         self.restart()
         if (left := ", ".join(self.backend.usage().fallbacks)) and self.log:
@@ -129,14 +133,14 @@ class RunMonitor:
                 f"Warning: {left} left the device in the first step, and each step will wait for"
                 " it: `tpukit probe-batch --target v5e-8` names the line and what to write instead."
             )
-        seconds = time.monotonic() - self._started
         self.recurring(f"First step: {format_duration(seconds)}.")
-        steps = self.plan.total_steps - self.learner.steps_done
-        left_seconds = steps * seconds
-        if self.backend.compiles or self.backend.device.type != "cpu":
-            # Compiled, or on a GPU the kernels were loaded and the convolutions' were tried.
+        if self.backend.compiles or self.backend.compiles_everything:
             self.progress.restart(self.learner.steps_done)
-            return
+
+    def _say_how_long(self) -> None:
+        """The time of a long run by its second step: the first one loads kernels and compiles."""
+        steps = self.plan.total_steps - self.learner.steps_done
+        left_seconds = steps * (time.monotonic() - self._started)
         if left_seconds < SHORT_RUN_SECONDS:
             return
         text = f"At this rate the other {steps} steps take {format_duration(left_seconds)}."

@@ -22,7 +22,7 @@ def torch_own_loop():
     """Twenty steps as torch's documentation writes them."""
     torch.manual_seed(0)
     model = Net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, foreach=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1.0, foreach=False)
     for batch in batches(FakeBackend(), 1):
         loss = (model(batch["x"]) - batch["y"]).square().sum() / len(batch["x"])
         loss.backward()
