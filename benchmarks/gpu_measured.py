@@ -4,8 +4,10 @@
     python benchmarks/gpu_measured.py --predict h200    # anew for what was measured, without a GPU
 
 Each case is one trial of `tpukit probe-batch` at one batch: the engine's own step in a process of
-its own, then the prediction of the memory that torch reserves. Memory is the allocator's peak, so
-that several cases may share the GPU; their samples a second are no measurements of speed then.
+its own, then the prediction of the memory that torch reserves (`predicted_first`; `--predict` makes
+`predicted_bytes` anew). `then`, by hand, says of a step how it differed from today's. Memory is the
+allocator's peak, so that several cases may share the GPU; their samples a second are no
+measurements of speed then.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import functools
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from statistics import median
@@ -102,6 +105,7 @@ def trial(name: str, hw: str, compiled: bool, options: dict[str, str]) -> dict[s
         **case,
         "fits": tried["fits"],
         "measured_bytes": tried["used_bytes"],
+        "predicted_first": predicted.get("used_bytes"),
         "predicted_bytes": predicted.get("used_bytes"),
         "samples_per_second": tried["samples_per_second"],
         "error": tried["error"],
@@ -109,23 +113,32 @@ def trial(name: str, hw: str, compiled: bool, options: dict[str, str]) -> dict[s
 
 
 def predict_again(path: Path, target: str) -> None:
-    """Today's prediction of each case whose step is still the measured one."""
+    """Today's prediction of each case, but of steps that are no longer computed so."""
     found = json.loads(path.read_text())
     for row in found["cases"]:
-        if "then" not in row:
-            batch, precision, arguments = CASES[row["name"]]
-            command = [
-                sys.executable, "-m", "tpukit", "probe-batch", "--target", target, "--json",
-                "--start", str(batch), "--max", str(batch), "--precision", precision, *arguments,
-            ]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-            answer = json.loads(done.stdout)
-            used, context = answer["trials"][0]["used_bytes"], answer["memory"]["context"]
-            row["predicted_bytes"] = used - context
-        row["off"] = off(row)
-        print(row["name"], row["off"], flush=True)
-    found["median_off"] = median(abs(row["off"]) for row in found["cases"])
-    write_result(path, found)
+        if row.get("measured_bytes") and "then" not in row:
+            row["predicted_bytes"] = predicted_bytes(row["name"], target)
+            row["off"] = off(row)
+            print(row["name"], row["off"], flush=True)
+    write_result(path, {**found, "median_off": median_off(found["cases"])})
+
+
+def predicted_bytes(name: str, target: str) -> int:
+    """What torch would reserve on a target, without CUDA's context."""
+    batch, precision, arguments = CASES[name]
+    command = [
+        sys.executable, "-m", "tpukit", "probe-batch", "--target", target, "--json",
+        "--start", str(batch), "--max", str(batch), "--precision", precision, *arguments,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    return answer["trials"][0]["used_bytes"] - answer["memory"]["context"]
+
+
+def median_off(rows: Sequence[dict[str, Any]]) -> float | None:
+    """Of the steps that are still computed as they were measured."""
+    offs = [abs(r["off"]) for r in rows if r.get("off") is not None and "then" not in r]
+    return median(offs) if offs else None
 
 
 def off(row: dict[str, Any]) -> float | None:
@@ -159,11 +172,10 @@ def main() -> None:
         for done in as_completed([pool.submit(run, name) for name in names]):
             rows.append(done.result())
             print(rows[-1], flush=True)
-            differences = [abs(row["off"]) for row in rows if row.get("off") is not None]
             found = {
                 "device": device,
                 "compiled": options.compile,
-                "median_off": median(differences) if differences else None,
+                "median_off": median_off(rows),
                 "cases": sorted(rows, key=lambda row: names.index(row["name"])),
                 "versions": {
                     each.__name__: each.__version__ for each in (torch, timm, transformers)

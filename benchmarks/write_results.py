@@ -631,26 +631,25 @@ def gpu_memory_public() -> str:
 
 def gpu_measured() -> str:
     found = read("gpu_measured")
+    measured = [case for case in found["cases"] if case.get("measured_bytes")]
     rows = [
         [c["name"], c["batch"], c["precision"], f"{c['measured_bytes'] / GIB:.2f}",
-         f"{c['predicted_first'] / GIB:.2f}", f"{c['predicted_bytes'] / GIB:.2f}",
-         f"{c['off']:+.1%}"]
-        for c in found["cases"]
+         f"{c['predicted_first'] / GIB:.2f}",
+         c["then"] if "then" in c else f"{c['predicted_bytes'] / GIB:.2f}", f"{c['off']:+.1%}"]
+        for c in measured
     ]  # fmt: skip
     versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
-    largest = max(found["cases"], key=lambda case: abs(case["off"]))
+    largest = max(abs(case["off"]) for case in measured if "then" not in case)
     return section(
         "Memory on a GPU: predicted beside measured",
         "gpu_measured.py",
         ["gpu_measured"],
         f"One trial of `probe-batch` each on an {found['device']} ({versions}), eager: the peak of "
         "what torch reserved, beside the prediction of the code of that day and of today's. "
-        f"Median difference today {found['median_off']:.1%}, largest {largest['off']:+.1%} "
-        f"({largest['name']}). EIT's first prediction was half of what was measured: the bias of "
-        "its windows lay so that no kernel took it, and torch computed plain attention. Today's "
-        "is of that step as it was then; the bias is laid out for the kernels now, which no GPU "
-        "has run yet. Tensors of its steps (`max_memory_allocated`) are predicted to -2.7 % (bf16) "
-        "and -3.0 % (fp32); between blocks torch reserved more.",
+        f"Median difference today {found['median_off']:.1%}, largest {largest:.1%}. EIT took twice "
+        "what was predicted: the bias of its windows lay so that no kernel took it, and torch "
+        "computed plain attention. It is laid out for the kernels now, so that today's prediction "
+        "is of another step, which no GPU has run yet.",
         table(["step", "batch", "precision", "measured (GiB)", "predicted that day (GiB)",
                "today (GiB)", "difference"], rows),
     )  # fmt: skip

@@ -23,7 +23,8 @@ AHEAD = 2
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of spawned processes with one thread of linear algebra each.
 
-    They ignore SIGINT and SIGHUP (the parent ends them), and die with the parent, however it dies.
+    They ignore SIGINT, SIGHUP and SIGTERM (the parent ends them), and die with the parent, however
+    it dies.
     """
     pool = ProcessPoolExecutor(
         workers,

@@ -117,7 +117,7 @@ class RunMonitor:
         """Counts a step and what it compiled."""
         self.clock.step()
         self.stalls.step()
-        if self.learner.steps_done == self._first_step + 2:
+        if self.learner.steps_done == self._first_step + 2 and not self._compiles:
             self._say_how_long()
         unexpected = self.watch.done("train", shapes_of(batches))
         if unexpected and self.log:
@@ -125,6 +125,8 @@ class RunMonitor:
 
     def first_step_done(self) -> None:
         """Its duration, what it says of the run's, and what left the device in it."""
+        if not self._compiles:
+            self._wait_for_device()
         seconds = time.monotonic() - self._started
         # The first step compiles: it says nothing about the rate.
         self.restart()
@@ -134,11 +136,21 @@ class RunMonitor:
                 " it: `tpukit probe-batch --target v5e-8` names the line and what to write instead."
             )
         self.recurring(f"First step: {format_duration(seconds)}.")
-        if self.backend.compiles or self.backend.compiles_everything:
+        if self._compiles:
             self.progress.restart(self.learner.steps_done)
 
+    @property
+    def _compiles(self) -> bool:
+        """Whether a step may take longer than others, as its shape is new."""
+        return self.backend.compiles or self.backend.compiles_everything
+
+    def _wait_for_device(self) -> None:
+        """A GPU's steps go on after the call that began them; a value that is read is behind."""
+        self.backend.to_host({"now": torch.zeros((), device=self.backend.device)})
+
     def _say_how_long(self) -> None:
-        """The time of a long run by its second step: the first one loads kernels and compiles."""
+        """The time of a long run by its second step: the first one loads a GPU's kernels."""
+        self._wait_for_device()
         steps = self.plan.total_steps - self.learner.steps_done
         left_seconds = steps * (time.monotonic() - self._started)
         if left_seconds < SHORT_RUN_SECONDS:

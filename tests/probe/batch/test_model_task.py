@@ -9,11 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+from tpukit.commands import sizing
+from tpukit.commands.options.training import GivenSettings
 from tpukit.errors import ConfigError, TpukitError
 from tpukit.hardware.backend import TorchOps
 from tpukit.probe.batch.model_task import InputSpec, ModelTask, tensors_in
+from tpukit.probe.batch.search import SearchSettings
 from tpukit.probe.trials.carried import carried, carried_task
 from tpukit.registry.classes import find_task
+from tpukit.train.config import ConfigFile
 from tpukit.train.user_code import import_from
 
 
@@ -220,3 +224,16 @@ def test_a_transformers_model(monkeypatch):
     made = transformers.BertForSequenceClassification
     assert 0.3 < losses(ModelTask(lambda: made(config), inputs, {}))[2] < 4
     assert losses(ModelTask(lambda: made(config), inputs[:1], {}))[2].isfinite()
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "compiled"), [("gpu", None, False), ("cpu", None, None), ("gpu", "t4", None)]
+)
+def test_a_gpu_measures_the_eager_step(monkeypatch, kind, target, compiled):
+    """A bare model's loop is its user's own."""
+    asked = []
+    monkeypatch.setattr(sizing, "find_kind", lambda _: kind)
+    monkeypatch.setattr(sizing, "size_batch", lambda request, *_: asked.append(request) or {})
+    given = GivenSettings({}, {}, ConfigFile({}, {}), None)
+    sizing.size_model(nn.Linear(4, 2), ["x=4"], given, target, SearchSettings(), print)
+    assert asked[0].config.compile is compiled

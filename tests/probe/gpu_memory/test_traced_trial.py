@@ -158,10 +158,10 @@ def test_attention_keeps_what_the_kernel_of_the_gpu_keeps(target, precision, len
 class Biased(nn.Module):
     """Attention with a learned bias, whose keys lie side by side or not."""
 
-    def __init__(self, *, spread) -> None:
+    def __init__(self, *, spread=False, learned=True) -> None:
         super().__init__()
         self.qkv, self.spread = nn.Linear(64, 192), spread
-        self.bias = nn.Parameter(torch.zeros(512, 512))
+        self.bias = nn.Parameter(torch.zeros(512, 512), requires_grad=learned)
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, 1, 64)).transpose(1, 3).unbind(2)
@@ -169,16 +169,26 @@ class Biased(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v, bias.to(q.dtype))
 
 
+def held_by(rows, **form):
+    """Bytes of activations and temporaries on an L4, whose kernels take bf16."""
+    found = trial(functools.partial(Biased, **form), "x=512x64", "l4", rows, precision="bf16")
+    return found.memory["activations"] + found.memory["temporaries"]
+
+
+def test_the_gradient_of_a_bias_is_made_for_each_row():
+    """The kernel writes it before it is summed; without, the peak may lie elsewhere."""
+    one = 2 * 64 * 512**2
+    more = held_by(64) - held_by(64, learned=False)
+    assert 0.5 * one < more < 1.5 * one
+
+
 @pytest.mark.parametrize(("spread", "scores"), [(True, 7), (False, 1)])
 def test_a_bias_whose_keys_are_apart_costs_the_probabilities(spread, scores):
     """Plain attention in fp32 holds them, a copy and a mask; a kernel one bias' gradients."""
     rows = 64
-    found = trial(functools.partial(Biased, spread=spread), "x=512x64", "l4", rows,
-                  precision="bf16")  # fmt: skip
-    held = found.memory["activations"] + found.memory["temporaries"]
     one = 2 * rows * 512**2
     inputs = 2 * rows * 512 * 192
-    assert scores * one <= held <= (scores + 2) * one + 4 * inputs
+    assert scores * one <= held_by(rows, spread=spread) <= (scores + 2) * one + 4 * inputs
 
 
 def test_sizes_between_traced_batches_are_those_of_a_trace():

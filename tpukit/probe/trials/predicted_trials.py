@@ -35,9 +35,9 @@ CUDA_SECONDS = 60.0
 
 def target_here(options: HardwareOptions) -> Target | GpuTarget | None:
     """The devices that a run would use, as a target; None where nothing predicts for them."""
-    hardware, kind = detect_hardware(Host()), find_kind(options)
+    host = Host()
+    hardware, kind = detect_hardware(host), find_kind(options)
     if kind == "gpu":
-        host = Host()
         gpus = query_driver(host, hardware.gpus)
         name, memory = (gpus[0].name, gpus[0].memory_bytes) if gpus else ("", None)
         if gpus and any(n.startswith("gi") for n in host.names(SLICES.format(gpus[0].index))):
