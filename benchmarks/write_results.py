@@ -743,7 +743,7 @@ def doctor_blind() -> str:
         "Public logs in no earlier set: causes written first, asked once, judged by hand. "
         f"{asked} of the twelve months to November 2026 (14 of `blind_11` are older), and "
         f"{sum(clean.values())} clean logs, of which {clean.get('no cause', 0)} were given no "
-        "cause. The results of the sets before them stand in [doctor.md](doctor.md). Not "
+        "cause. All sets, and what was wrong: [doctor_measured.md](doctor_measured.md#logs). Not "
         "first: right, but second or as a warning; imprecise: true of the family, without the "
         "cause or with advice for another case; honest: unknown, and said so. The last column is "
         "seen while fixing, not blind."
