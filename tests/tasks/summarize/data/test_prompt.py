@@ -14,7 +14,7 @@ from tpukit.tasks.summarize.data.csv_file import Columns, Row, read_rows
 from tpukit.tasks.summarize.data.hub_tokenizer import ASKED, HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.summarize.data.prompt import PromptFormat, PromptStyle
 from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
-from tpukit.tasks.summarize.evaluate import read_references
+from tpukit.tasks.summarize.evaluate import read_references, score_rows
 from tpukit.tasks.summarize.task import SummarizeTask
 
 transformers = pytest.importorskip("transformers")
@@ -314,6 +314,13 @@ def test_references_of_conversations_in_a_file_of_their_own(tmp_path: Path) -> N
     written(tmp_path / "test_references.jsonl", [{"id": "a", "answer": "Ann."}])
     (row,) = read_references(tmp_path, columns)
     assert (json.loads(row.dialogue), row.summary) == (MESSAGES[:2], "Ann.")
+
+
+def test_the_first_line_of_a_conversation_is_that_of_its_question(tmp_path: Path) -> None:
+    columns = Columns("messages", id=None, has_messages=True)
+    row = Row(1, "1", json.dumps(MESSAGES[:2]), "Who came?")
+    metrics, each = score_rows([row], ["Who, Ann?"], tmp_path / "none.csv", columns, print)
+    assert (metrics["rougeL_lead"], each.tolist()) == (1.0, [0.5])
 
 
 @pytest.mark.parametrize(

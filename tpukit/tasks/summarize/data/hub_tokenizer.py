@@ -231,7 +231,7 @@ class HubTokenizer:
         marks = [re.escape(text) for text in sorted(texts, key=len, reverse=True)
                  if len(text) > 2 and not text.isalpha()
                  and not self._special.search(text)]  # fmt: skip
-        return re.compile(rf"(^\s+|\s*(?:{'|'.join(marks) or '(?!)'})\s*)")
+        return re.compile(rf"(^\s+|(?:(?<!\s)\s+)?(?:{'|'.join(marks) or '(?!)'})\s*)")
 
     @cached_property
     def _template(self) -> str:
