@@ -35,9 +35,9 @@ def test_rouge_of_five_summaries_has_such_an_interval(tmp_path):
     made = ["the cat sat", "a dog", "the bird sings loud", "no", "they meet at noon"]
     wanted = ["the cat sat down", "a dog ran", "the bird is loud", "nothing", "they meet at noon"]
     rows = [Row(i, str(i), "x: y", text) for i, text in enumerate(wanted)]
-    found = score_rows(rows, made, tmp_path / "none.csv", Columns(), lambda line: None)
+    found, _ = score_rows(rows, made, tmp_path / "none.csv", Columns(), lambda line: None)
     # Words in common, twice, by the words of both.
     low = ttest_1samp([6 / 7, 4 / 5, 6 / 8, 0, 1], 0).confidence_interval(0.95).low
     assert (found["rouge1_low"], found["rouge1_high"]) == pytest.approx((low, 1.0))
-    one = score_rows(rows[:1], made[:1], tmp_path / "none.csv", Columns(), lambda line: None)
+    one, _ = score_rows(rows[:1], made[:1], tmp_path / "none.csv", Columns(), lambda line: None)
     assert "rouge1" in one and "rouge1_low" not in one

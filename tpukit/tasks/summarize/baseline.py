@@ -51,15 +51,14 @@ def _matrix(
     counts: Sequence[Counter[str]], columns: dict[str, int], weights: dict[str, float]
 ) -> Any:
     """(texts, words) with rows of length 1."""
-    values: list[float] = []
-    places: list[tuple[int, int]] = []
-    for row, count in enumerate(counts):
-        for word, times in count.items():
-            if word in columns:
-                places.append((row, columns[word]))
-                values.append(times * weights[word])
-    rows_and_columns = np.array(places, np.int64).reshape(-1, 2).T
-    shape = (len(counts), len(columns))
-    matrix = sparse.csr_matrix((np.array(values, np.float32), tuple(rows_and_columns)), shape)
+    entries = [
+        (row, columns[word], times * weights[word])
+        for row, count in enumerate(counts)
+        for word, times in count.items()
+        if word in columns
+    ]
+    rows, places, values = np.array(entries).reshape(-1, 3).T
+    found = (values.astype(np.float32), (rows.astype(np.int64), places.astype(np.int64)))
+    matrix = sparse.csr_matrix(found, (len(counts), len(columns)))
     lengths = np.sqrt(np.asarray(matrix.multiply(matrix).sum(1)).ravel())
     return sparse.diags(1 / np.maximum(lengths, 1e-9)) @ matrix

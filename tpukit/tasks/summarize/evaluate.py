@@ -1,16 +1,19 @@
 """`test` on a run of summaries: loss, ROUGE with intervals, baselines, the best and the worst."""
 
+import json
 import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import nn
 
 from tpukit.errors import DataError
+from tpukit.hardware.backend import Backend
 from tpukit.io.files import write_csv, writing_errors
 from tpukit.tasks.summarize.baseline import (
     MOST_TRAINING_ROWS,
@@ -32,10 +35,13 @@ from tpukit.tasks.summarize.data.token_cache import SampleSizes
 from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.tasks.summarize.metrics import KINDS, exact_match, rouge_scores
-from tpukit.tasks.summarize.predict import Log, TrainedSummarizer
+from tpukit.tasks.summarize.predict import Log
 from tpukit.train.evaluation import mean_interval, mean_values
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.task import Sample
+
+if TYPE_CHECKING:
+    from tpukit.tasks.summarize.task import SummarizeTask
 
 Array = np.ndarray[Any, Any]
 SHOWN = 3
@@ -62,7 +68,7 @@ class ListedSamples:
 
 
 def evaluate_run(
-    trained: TrainedSummarizer, request: EvaluationRequest, log: Log
+    task: "SummarizeTask", model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
 ) -> dict[str, Any]:
     """The JSON fields of `test`; every rank gets the same.
 
@@ -71,16 +77,16 @@ def evaluate_run(
     """
     assert request.run is not None, "summaries have no checkpoint files of other code"
     named = request.data_path or (Path(request.data) if request.data else None)
-    source = named or Path(trained.config.data_path)
-    rows = request.chosen(read_references(source, trained.formats.style.columns))
-    metrics, scored, skipped = evaluate_summaries(trained, source, rows, log)
+    source = named or Path(task.config.data_path)
+    rows = request.chosen(read_references(source, task.config.style.columns))
+    metrics, scored, skipped = evaluate_summaries(task, model, backend, source, rows, log)
     folder = request.folder(named or "")
     shown = {"best": scored[::-1][:SHOWN], "worst": scored[:SHOWN]}
-    if trained.backend.is_main:
+    if backend.is_main:
         write_predictions(folder, scored)
         log(f"{len(scored)} samples of {source}; loss {metrics['loss']:.4f}")
         if skipped:
-            log(f"{skipped} rows left out: {_too_long(trained)}")
+            log(f"{skipped} rows left out: {_too_long(task)}")
         for title, sample in ((title, s) for title, samples in shown.items() for s in samples):
             log(f"{title.capitalize()} {sample['id']} (ROUGE-L {sample['rougeL']:.2f})")
             log(f"  written:   {' '.join(sample['summary'].split())}")
@@ -97,13 +103,18 @@ def evaluate_run(
             "lead": "first line",
             "nearest": "nearest training summary",
         },
-        "compilations": trained.backend.compilations(),
+        "compilations": backend.compilations(),
         **shown,
     }
 
 
 def evaluate_summaries(
-    trained: TrainedSummarizer, source: Path, rows: Sequence[Row], log: Log
+    task: "SummarizeTask",
+    model: nn.Module,
+    backend: Backend,
+    source: Path,
+    rows: Sequence[Row],
+    log: Log,
 ) -> tuple[dict[str, float], list[dict[str, Any]], int]:
     """Metrics of greedy summaries, every sample with what was written (the worst first), and the
     number of samples that are too long for the context.
@@ -111,19 +122,18 @@ def evaluate_summaries(
     Metrics: `loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
     better one), `_lead` and `_nearest`; `names_copied`, `unseen_names_copied`.
     """
-    config, formats = trained.config, trained.formats
-    columns = formats.style.columns
+    config, formats, columns = task.config, task.prompt_format, task.config.style.columns
     examples = [formats.example(row) for row in rows]
     kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
     if not kept:
-        raise DataError(f"{source}: all rows are {_too_long(trained)}.", "Test on others.")
+        raise DataError(f"{source}: all rows are {_too_long(task)}.", "Test on others.")
     data = ListedSamples([example for _, example in kept], config.buckets)
-    loss = mean_values(trained.task, trained.model, trained.backend, data)["loss"]
+    loss = mean_values(task, model, backend, data)["loss"]
     rows = [row for row, _ in kept]
     limit = config.max_new_tokens
     prompts = dialogue_prompts(rows, formats, limit)
     made, cut_off = generate_summaries(
-        trained.model, trained.backend, prompts, Decoding(limit), formats.tokenizer,
+        model, backend, prompts, Decoding(limit), formats.tokenizer,
         config.generation_slots,
     )  # fmt: skip
     if cut_off:
@@ -131,14 +141,17 @@ def evaluate_summaries(
             f"Warning: {cut_off} of {len(rows)} are cut off at max_new_tokens ({limit}) or the end"
             " of the context."
         )
-    metrics = {"loss": loss, **score_rows(rows, made, trained.train_file, columns, log)}
-    scores = rouge_scores([row.summary for row in rows], made)["rougeL"]
-    scored = [_shown(rows[i], made[i], scores[i]) for i in np.argsort(scores, kind="stable")]
-    return metrics, scored, len(examples) - len(kept)
+    of_rows, scores = score_rows(rows, made, task.train_file, columns, log)
+    scored = [
+        {"id": rows[i].id, "rougeL": float(scores[i]), "summary": made[i],
+         "reference": rows[i].summary, "dialogue": rows[i].dialogue}
+        for i in np.argsort(scores, kind="stable")
+    ]  # fmt: skip
+    return {"loss": loss, **of_rows}, scored, len(examples) - len(kept)
 
 
-def _too_long(trained: TrainedSummarizer) -> str:
-    return trained.formats.style.too_long(trained.formats.block_size)
+def _too_long(task: "SummarizeTask") -> str:
+    return task.config.style.too_long(task.model_config.block_size)
 
 
 def write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:
@@ -177,12 +190,13 @@ def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
 # -- scores --------------------------------------------------------------------------------------
 def score_rows(
     rows: Sequence[Row], made: Sequence[str], train_csv: Path, columns: Columns, log: Log
-) -> dict[str, float]:
-    """ROUGE of the summaries with intervals, and of the baselines beside them."""
+) -> tuple[dict[str, float], Array]:
+    """ROUGE of the summaries with intervals, and of the baselines beside them; each ROUGE-L."""
     references = [row.summary for row in rows]
     dialogues = [row.dialogue for row in rows]
     scores = rouge_scores(references, made)
-    baselines = {"lead": rouge_scores(references, [lead_line(d) for d in dialogues])}
+    asked = [json.loads(d)[-1]["content"] for d in dialogues] if columns.has_messages else dialogues
+    baselines = {"lead": rouge_scores(references, [lead_line(text) for text in asked])}
     if train_csv.is_file():
         baselines["nearest"] = rouge_scores(
             references, nearest_summaries(train_csv, dialogues, columns)
@@ -202,7 +216,8 @@ def score_rows(
         "names_copied": names_copied(dialogues, references, made),
         "unseen_names_copied": names_copied(dialogues, references, made, known) if known else None,
     }
-    return metrics | {name: share for name, share in copied.items() if share is not None}
+    metrics |= {name: share for name, share in copied.items() if share is not None}
+    return metrics, scores["rougeL"]
 
 
 def capitalised_words(train_csv: Path, columns: Columns) -> set[str]:
@@ -227,13 +242,3 @@ def names_copied(
         wanted += len(names)
         found += len(names & set(CAPITALISED.findall(summary)))
     return found / wanted if wanted else None
-
-
-def _shown(row: Row, summary: str, score: float) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "rougeL": float(score),
-        "summary": summary,
-        "reference": row.summary,
-        "dialogue": row.dialogue,
-    }

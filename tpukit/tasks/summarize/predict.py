@@ -11,9 +11,9 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -23,7 +23,6 @@ from tpukit.io.files import is_writable, read_csv_table, write_csv, writing_erro
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
 from tpukit.tasks.summarize.data.csv_file import SUFFIXES, data_file, extra_columns, read_rows
-from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.token_cache import file_digest
 from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan
 from tpukit.tasks.summarize.generation.summaries import (
@@ -34,53 +33,28 @@ from tpukit.tasks.summarize.generation.summaries import (
 )
 from tpukit.tasks.summarize.settings import SummarizeConfig
 from tpukit.train.requests import PredictionRequest
-from tpukit.train.task import Task
+
+if TYPE_CHECKING:
+    from tpukit.tasks.summarize.task import SummarizeTask
 
 Log = Callable[[str], None]
 SUBMISSION = Path("submission.csv")
-JOURNAL_FORMAT = 2
+JOURNAL_FORMAT = 3
 """Changes with what a journal holds, and with the rules of prompts."""
 
 
-@dataclass(frozen=True)
-class TrainedSummarizer:
-    """A run's model on its devices, and what its prompts are made with."""
-
-    task: Task
-    """The loss and its batches."""
-    model: nn.Module
-    backend: Backend
-    config: SummarizeConfig
-    formats: PromptFormat
-    train_file: Path
-
-
-@dataclass(frozen=True)
-class PredictionJob:
-    """A request with the defaults filled in."""
-
-    test_csv: Path
-    out: Path
-    decoding: Decoding
-    sample_submission: Path | None = None
-
-
-def checked_job(config: SummarizeConfig, request: PredictionRequest) -> PredictionJob:
-    """The job of a request. Raises what is known before a device is opened."""
+def checked_job(config: SummarizeConfig, request: PredictionRequest) -> PredictionRequest:
+    """A request with the defaults filled in. Raises what is known before a device is opened."""
     decoding = request.options or Decoding()
     if decoding.max_new_tokens is None:
         decoding = replace(decoding, max_new_tokens=config.max_new_tokens)
     data = request.data_path or Path(config.data_path)
     # Of a training file the one beside it.
     folder = data.parent if data.suffix in SUFFIXES else data
-    job = PredictionJob(
-        request.test_csv or data_file(folder, "test"),
-        request.out or SUBMISSION,
-        decoding,
-        request.sample_submission,
-    )
-    require_writable(job.out)
-    return job
+    out = request.out or SUBMISSION
+    require_writable(out)
+    test_csv = request.test_csv or data_file(folder, "test")
+    return replace(request, test_csv=test_csv, out=out, options=decoding)
 
 
 def require_writable(out: Path) -> None:
@@ -103,28 +77,22 @@ def require_writable(out: Path) -> None:
 def check_against_sample(ids: Sequence[str], columns: Sequence[str], sample: Path) -> None:
     """Raises `DataError` where a sample submission has other columns or, in its first one, ids."""
     table = read_csv_table(sample)
-    if set(table.columns) != set(columns):
+    theirs = {*table.columns, *(row[0].strip() for row in table.rows)}
+    if others := sorted(theirs ^ {*columns, *ids}):
         raise DataError(
-            f"{sample} has the columns {', '.join(table.columns)}; "
-            f"{', '.join(columns)} are written.",
-            "Give the sample submission of this data, or leave --sample-submission out.",
-        )
-    expected = [row[0].strip() for row in table.rows]
-    missing = sorted(set(expected) - set(ids))
-    extra = sorted(set(ids) - set(expected))
-    if missing or extra:
-        first = f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}, which it does not"
-        raise DataError(
-            f"The test file {first} of {sample} ({len(missing)} missing, {len(extra)} too many).",
-            "Give the test file that belongs to the sample submission.",
+            f"{sample} and what is written differ in {', '.join(others[:3])}"
+            f" ({len(others)} columns and ids).",
+            "Give the sample submission and the test file of the same data.",
         )
 
 
-def predict_run(trained: TrainedSummarizer, request: PredictionRequest, log: Log) -> dict[str, Any]:
+def predict_run(
+    task: "SummarizeTask", model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
+) -> dict[str, Any]:
     """Writes the summaries of a test file; the JSON fields of `predict`."""
     started = time.monotonic()
-    job = checked_job(trained.config, request)
-    rows, cut_off = predict_rows(trained, job, request.run.checkpoint.path, log)
+    job = checked_job(task.config, request)
+    rows, cut_off = predict_rows(task, model, backend, job, log)
     seconds = time.monotonic() - started
     log(f"{rows:,} summaries in {job.out}, {seconds:.1f} s")
     return {
@@ -132,27 +100,27 @@ def predict_run(trained: TrainedSummarizer, request: PredictionRequest, log: Log
         "cut_off": cut_off,
         "path": str(job.out),
         "seconds": seconds,
-        "compilations": trained.backend.compilations(),
+        "compilations": backend.compilations(),
     }
 
 
 def predict_rows(
-    trained: TrainedSummarizer, job: PredictionJob, checkpoint: Path, log: Log
+    task: "SummarizeTask", model: nn.Module, backend: Backend, job: PredictionRequest, log: Log
 ) -> tuple[int, int]:
     """Writes the summaries; the number of rows, and of those that are cut off. Every rank must
     call it."""
-    backend, formats = trained.backend, trained.formats
-    columns = formats.style.columns
+    assert job.test_csv is not None and job.out is not None
+    formats, columns = task.prompt_format, task.config.style.columns
     for name in extra_columns(job.test_csv, columns) if backend.is_main else ():
         log(f"{job.test_csv}: column {name} is not used.")
     rows = list(read_rows(job.test_csv, summaries=False, columns=columns))
     ids, names = [row.id for row in rows], (columns.id or "id", columns.completion)
     if job.sample_submission is not None:
         check_against_sample(ids, names, job.sample_submission)
-    prompts = dialogue_prompts(rows, formats, job.decoding.limit)
-    slots, beams = trained.config.generation_slots, job.decoding.num_beams
+    prompts = dialogue_prompts(rows, formats, job.options.limit)
+    slots, beams = task.config.generation_slots, job.options.num_beams
     plan = plan_prompts(prompts, backend, slots, backend.world_size, beams)
-    key = _key(checkpoint, job, backend, plan)
+    key = _key(job, backend, plan)
     with _open_journal(job.out, backend) as file:
         journal = Journal(file, key)
         own = range(backend.rank, len(plan.chunks), backend.world_size)
@@ -160,10 +128,10 @@ def predict_rows(
         if any(backend.all_gather_objects(bool(missing))):
             total, done = sum(len(plan.chunks[number]) for number in own), len(journal.rows)
             chunks = summaries_of_chunks(
-                trained.model, backend, plan, missing, job.decoding, formats.tokenizer
+                model, backend, plan, missing, job.options, formats.tokenizer
             )
-            shown = backend.is_main
-            with Progress("Writing summaries", total, done=done, enabled=shown) as progress:
+            is_main = backend.is_main
+            with Progress("Writing summaries", total, done=done, enabled=is_main) as progress:
                 for number, summaries in chunks:
                     journal.add(number, summaries)
                     progress.update(len(journal.rows))
@@ -177,7 +145,7 @@ def predict_rows(
             if cut_off:
                 log(
                     f"Warning: {cut_off} of {len(ids)} are cut off at"
-                    f" --max-new-tokens {job.decoding.limit} or the end of the context."
+                    f" --max-new-tokens {job.options.limit} or the end of the context."
                 )
             with writing_errors(job.out.parent):
                 write_csv(job.out, [names, *((id_, made[n].text) for n, id_ in enumerate(ids))])
@@ -223,10 +191,8 @@ class Journal:
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    if not line.endswith(b"\n"):
-        return None
     try:
-        entry: dict[str, Any] = json.loads(line)
+        entry: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
         return None
     return entry
@@ -251,14 +217,15 @@ def _open_journal(out: Path, backend: Backend) -> Iterator[IO[bytes]]:
         ) from error
 
 
-def _key(checkpoint: Path, job: PredictionJob, backend: Backend, plan: GenerationPlan) -> str:
+def _key(job: PredictionRequest, backend: Backend, plan: GenerationPlan) -> str:
     """Everything that the summaries depend on."""
-    weights = sorted(checkpoint.glob("*.safetensors"))
+    assert job.test_csv is not None
+    weights = sorted(job.run.checkpoint.path.glob("*.safetensors"))
     parts = {
         "format": JOURNAL_FORMAT,
         "test": file_digest(job.test_csv),
         "weights": [file_digest(path) for path in weights],
-        "decoding": asdict(job.decoding),
+        "decoding": asdict(job.options),
         "slots": plan.batch_size,
         "chunks": len(plan.chunks),
         "hardware": [

@@ -123,7 +123,7 @@ class SummarizeConfig:
     def style(self) -> PromptStyle:
         """How a row becomes a prompt."""
         prompt, completion = self.prompt_column, self.completion_column
-        named = re.findall(r"\{(\w+)\}", self.template or "")
+        named = re.findall(r"\{(\w[^{}\"':,\n]*)\}", self.template or "")
         further = tuple(dict.fromkeys(name for name in named if name != prompt))
         messages = self.chat and prompt == "messages"
         columns = Columns(prompt, completion, self.id_column or None, further, messages)

@@ -45,6 +45,8 @@ FAULTS = {
     "not utf-8": (b"id,dialogue,summary\n1,a,b\n2,caf\xe9,b\n", "row 2 .*'dialogue': byte 0xe9", "UTF-8"),
     "open quote": (b'id,dialogue,summary\n1,a,b\n2,"a,b\n3,c,d\n', "row 2 .line 3.: a quote is opened", "twice"),
     "stray quote": (b'id,dialogue,summary\n1,"a"b,c\n', "row 1 .*not valid CSV", "doubled"),
+    "half a character": (b'{"id": 1, "dialogue": "a\\ud83d", "summary": "b"}', r"'dialogue': .ud83d alone is not UTF-8", ""),
+    "packed": (b"\x1f\x8b", "[.]gz is not read", "Unpack"),
     "no rows": (b"id,dialogue,summary\n", "no rows", "at least one"),
     "nothing": (b"", "is empty", "header"),
 }  # fmt: skip
@@ -54,6 +56,9 @@ FAULTS = {
 def test_faults_are_named(tmp_path: Path, name: str) -> None:
     content, message, hint = FAULTS[name]
     path = write(tmp_path, content)
+    path = path.rename(
+        path.with_suffix({b"{": ".jsonl", b"\x1f": ".csv.gz"}.get(content[:1], ".csv"))
+    )
     with pytest.raises(DataError, match=message) as caught:
         list(read_rows(path, summaries=True))
     assert str(path) in caught.value.message
@@ -88,5 +93,5 @@ def test_an_array_of_objects_is_read_as_lines_are(tmp_path: Path) -> None:
     array.write_text("[1, ")
     with pytest.raises(DataError, match="not JSON"):
         list(read_rows(array, summaries=True))
-    with pytest.raises(DataError, match="Parquet is not read"):
+    with pytest.raises(DataError, match=r"\.parquet is not read"):
         list(read_rows(tmp_path / "x.parquet", summaries=True))

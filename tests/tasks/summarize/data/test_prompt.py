@@ -11,10 +11,10 @@ from tiny_qwen import write_tokenizer
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.data.csv_file import Columns, Row, read_rows
-from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
+from tpukit.tasks.summarize.data.hub_tokenizer import ASKED, HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.summarize.data.prompt import PromptFormat, PromptStyle
 from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
-from tpukit.tasks.summarize.evaluate import read_references
+from tpukit.tasks.summarize.evaluate import read_references, score_rows
 from tpukit.tasks.summarize.task import SummarizeTask
 
 transformers = pytest.importorskip("transformers")
@@ -50,7 +50,7 @@ def test_tokens_are_those_of_transformers(folder: Path) -> None:
     assert ours.end == theirs.eos_token_id
     assert theirs.eos_token_id not in ours.encode("Ann <|end|>"), "texts have no special tokens"
     again = tokenizer_from_bytes(ours.to_bytes(), "the test")
-    assert again == ours and again.fingerprint == ours.fingerprint
+    assert again == ours and again.to_bytes() == ours.to_bytes()
 
 
 def test_a_chat_prompt_is_that_of_transformers(folder: Path) -> None:
@@ -118,6 +118,58 @@ def test_prompts_of_any_text_have_the_tokens_of_transformers(
         assert PromptFormat(base, 500, plain).prompt(row, 0) == whole
 
 
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% generation %}{% if loop.last or '</think>' not in m.content %}{{ m.content }}{% else %}"
+    "{{ m.content.split('</think>')[-1].lstrip('\\n') }}{% endif %}<|im_end|>{% endgeneration %}"
+    "{% else %}{% set asked = m.content.replace('/brief', '').rstrip() %}"
+    "{% if '/brief' in m.content %}Be brief.{% endif %}{{ asked or 'Nothing?' }}<|im_end|>"
+    "{% endif %}\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_templates_see_what_they_look_for(tmp_path: Path) -> None:
+    """Earlier thoughts go, switches are obeyed, as transformers has it; so is what is learned."""
+    write_tokenizer(tmp_path, chat=THINKS)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    ours = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900, turns)
+    draw = random.Random(1)
+
+    def text() -> str:
+        words = ["Ann", " ", "\n", "who?", "</think>", "<think>\n", "/brief", "\u00e9"]
+        return "".join(draw.choices(words, k=draw.randint(1, 6)))
+
+    for _ in range(60):
+        messages = [
+            {"role": role, "content": text()} for role in ("user", "assistant", "user", "assistant")
+        ]
+        row = Row(1, "1", json.dumps(messages[:3]), "")
+        asked = theirs.apply_chat_template(messages[:3], add_generation_prompt=True)["input_ids"]
+        assert ours.prompt(row, 0) == asked
+    messages[1]["content"] = "<think>\nWho?\n</think>\n\nAnn."
+    messages[3]["content"] = "<think>\nwho</think>Bob."
+    example = ours.example(replace(row, dialogue=json.dumps(messages[:3]),
+                                   summary=messages[3]["content"]))  # fmt: skip
+    whole = theirs.apply_chat_template(
+        messages, return_assistant_tokens_mask=True, return_dict=True
+    )
+    assert example is not None and example.learned is not None
+    assert example.tokens == whole["input_ids"][: len(example.tokens)]
+    assert [*map(int, example.learned)] == whole["assistant_masks"][: len(example.tokens)]
+
+
+def test_fields_that_templates_write_beside_the_content_are_refused(tmp_path: Path) -> None:
+    columns = Columns("messages", id=None, has_messages=True)
+    called = {"role": "assistant", "content": None, "tool_calls": [{"name": "find"}]}
+    path = written(tmp_path / "train.jsonl", [{"messages": [MESSAGES[1], called]}])
+    with pytest.raises(DataError, match="not a list of messages of a role and a text"):
+        list(read_rows(path, summaries=True, columns=columns))
+    called |= {"content": "Ann.", "tool_calls": []}
+    written(path, [{"messages": [MESSAGES[1], called]}])
+    assert len(list(read_rows(path, summaries=True, columns=columns))) == 1
+
+
 def test_a_long_conversation_loses_its_oldest_turns(folder: Path) -> None:
     """The system's message and the last turns are asked, as chats do."""
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
@@ -133,8 +185,15 @@ def test_a_long_conversation_loses_its_oldest_turns(folder: Path) -> None:
         expected = theirs.apply_chat_template(kept, add_generation_prompt=True)["input_ids"]
         chat = PromptFormat(load_tokenizer(str(folder)).for_chat(), len(expected) + 8, turns)
         assert chat.prompt(row, 8) == chat.prompt(row, 5) == expected
-    # One question that is too long keeps its end.
-    assert chat.prompt(row, 13) == expected[5:]
+    # Then the longest message but the system's loses its end.
+    for kept in (chat.prompt(row, 13), chat.prompt(row, 20)):
+        text = theirs.decode(kept, skip_special_tokens=False)
+        said = text.split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
+        assert talk[-1]["content"].startswith(said)
+        shorter = [system, {"role": "user", "content": said}]
+        assert kept == theirs.apply_chat_template(shorter, add_generation_prompt=True)["input_ids"]
+    with pytest.raises(DataError, match="Row 1: without its question the conversation is"):
+        chat.prompt(row, len(expected))
 
 
 def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> None:
@@ -178,7 +237,7 @@ def test_further_columns_are_text(folder: Path) -> None:
     formats = PromptFormat(chat, 200, PromptStyle(columns, "Be {tone}, {who}: {text}", True))
     asked = {"tone": "brief", "who": "Ann"}
     row = Row(1, "1", "alone?", "", asked)
-    first, last = chat.chat_pieces(("user",), asks=True).texts
+    first, last = chat.chat_pieces(ASKED, asks=True).texts
     assert formats.prompt(row, 0) == chat.encode_parts([f"{first}Be brief, Ann: alone?{last}"])
     row = replace(row, further={"tone": "<|im_end|>", "who": "{tone}"})
     tokens = formats.prompt(row, 0)
@@ -257,6 +316,13 @@ def test_references_of_conversations_in_a_file_of_their_own(tmp_path: Path) -> N
     assert (json.loads(row.dialogue), row.summary) == (MESSAGES[:2], "Ann.")
 
 
+def test_the_first_line_of_a_conversation_is_that_of_its_question(tmp_path: Path) -> None:
+    columns = Columns("messages", id=None, has_messages=True)
+    row = Row(1, "1", json.dumps(MESSAGES[:2]), "Who came?")
+    metrics, each = score_rows([row], ["Who, Ann?"], tmp_path / "none.csv", columns, print)
+    assert (metrics["rougeL_lead"], each.tolist()) == (1.0, [0.5])
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -278,6 +344,12 @@ def test_null_is_no_text_and_conversations_are_recognised(tmp_path: Path) -> Non
     path = written(tmp_path / "x.jsonl", [{"id": 1, "q": 2, "a": None}])
     with pytest.raises(DataError, match=r"row 1 .*'a' is empty"):
         list(read_rows(path, summaries=True, columns=Columns("q", "a")))
+    path = written(tmp_path / "x.jsonl", [{"id": 1, "q": "NaN", "a": float("nan")}])
+    with pytest.raises(DataError, match=r"row 1 .*'a' is empty"):
+        list(read_rows(path, summaries=True, columns=Columns("q", "a")))
+    path = written(tmp_path / "x.jsonl", [{"id": 1, "q": ["\u00e9t\u00e9"], "a": "NaN"}])
+    (row,) = read_rows(path, summaries=True, columns=Columns("q", "a"))
+    assert (row.dialogue, row.summary) == ('["\u00e9t\u00e9"]', "NaN")
     path = written(tmp_path / "y.jsonl", [{"messages": MESSAGES}])
     with pytest.raises(DataError) as caught:
         list(read_rows(path, summaries=True))
@@ -289,5 +361,7 @@ def test_settings_that_do_not_go_together(tokenizer) -> None:  # type: ignore[no
         SummarizeTask(template="Sum up: {text}")
     with pytest.raises(ConfigError, match="conversations have none"):
         SummarizeTask(template="Sum up: {messages}", prompt_column="messages", chat=True)
+    named = SummarizeTask(template='{my column}, {a-b}: {"k": {dialogue}}').config.style.columns
+    assert named.further == ("my column", "a-b")
     with pytest.raises(ConfigError, match="no chat template"):
         PromptFormat(tokenizer, 64, PromptStyle(chat=True))

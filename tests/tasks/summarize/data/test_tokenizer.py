@@ -33,7 +33,7 @@ def test_files_round_trip(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(tokenizer))
     for name in ("a.tiktoken", "tokenizer.json", "."):
         read = load_tokenizer(str(tmp_path / name))
-        assert read.fingerprint == tokenizer.fingerprint
+        assert read.to_bytes() == tokenizer.to_bytes()
         assert read.vocabulary_size == tokenizer.vocabulary_size == 512
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from fake_backend import FakeBackend
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import TorchOps
@@ -304,6 +304,14 @@ def test_adapters_are_those_of_peft(pair, layers, tmp_path, tokenizer):  # type:
         assert torch.equal(fresh.state_dict()[name], tensor)
     with pytest.raises(ConfigError, match="rank 3"):
         load_adapter(fresh, tmp_path / "theirs", LoraConfig(4, 6.0, lora.targets))
+    smaller = {name: tensor[..., :-1].contiguous() for name, tensor in weights.items()}
+    save_file(smaller, tmp_path / "theirs" / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match="weights that it was trained beside"):
+        load_adapter(fresh, tmp_path / "theirs", lora)
+    save_file(weights, tmp_path / "theirs" / "adapter_model.safetensors")
+    for other in ({"init_lora_weights": "pissa"}, {"alora_invocation_tokens": [1]}):
+        with pytest.raises(DataError, match=f"{next(iter(other))}.* is not known"):
+            read_adapter(weights, fields | other, ours.config)
     if layers:
         assert again.layers == lora.layers
         assert fields["layers_to_transform"] == list(lora.layers)

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_qwen import write_qwen
+from tiny_qwen import CHAT, write_qwen, write_tokenizer
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
 from tpukit.tasks.summarize.export import export_hugging_face
 from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
 from tpukit.tasks.summarize.model.lora import LoraConfig, add_lora, merge_lora
 from tpukit.tasks.summarize.model.weights import (
+    Pretrained,
     cropped,
     parse_model_size,
     read_pretrained,
@@ -202,6 +204,39 @@ def test_vocabulary_must_fit(tmp_path, tokenizer: Tokenizer):  # type: ignore[no
     nanogpt_checkpoint(tmp_path / "ckpt.pt", bias=True)
     with pytest.raises(ConfigError, match=r"512 tokens.*have 64"):
         require_vocabulary(read_pretrained(str(tmp_path / "ckpt.pt")), tokenizer)
+
+
+def test_tokens_that_were_added_after_training_are_refused(tmp_path: Path) -> None:
+    """Special ones that nothing writes may lie beyond the weights, as Gemma's of images do."""
+    whole = transformers.AutoTokenizer.from_pretrained(folder_of_qwen(tmp_path))
+    size = len(whole)
+    weights = Pretrained(DecoderConfig(1, 1, 16, vocabulary_size=size), {}, "the weights")
+    for token, special, chat, template in (
+        ("<picture>", True, False, False), ("<sep>", False, False, False),
+        ("<turn>", True, True, True), ("<turn>", True, True, False),
+    ):  # fmt: skip
+        ours = load_tokenizer(
+            str(folder_of_qwen(tmp_path / f"{token}{template}", token, special, template))
+        )
+        assert isinstance(ours, HubTokenizer) and ours.vocabulary_size == size + 1
+        ours = ours.for_chat() if chat else ours
+        if special and not template:
+            require_vocabulary(weights, ours)
+            continue
+        with pytest.raises(ConfigError, match=f"has {size + 1} tokens.*have {size}"):
+            require_vocabulary(weights, ours)
+
+
+def folder_of_qwen(
+    folder: Path, token: str = "", special: bool = True, template: bool = False
+) -> Path:
+    """A tokenizer with a further token, which its chat template may write."""
+    write_tokenizer(folder, chat=CHAT.replace("<|im_start|>", token) if template else CHAT)
+    if token:
+        whole = transformers.AutoTokenizer.from_pretrained(folder)
+        whole.add_tokens([transformers.AddedToken(token, special=special)], special_tokens=special)
+        whole.save_pretrained(folder)
+    return folder
 
 
 def test_what_is_no_model_is_said(tmp_path):  # type: ignore[no-untyped-def]

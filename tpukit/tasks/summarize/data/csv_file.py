@@ -2,7 +2,6 @@
 
 import csv
 import difflib
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,13 @@ from tpukit.io.files import require_regular
 
 LARGEST_FIELD_BYTES = 64 * 2**20
 SUFFIXES = (".csv", ".jsonl", ".json")
+OTHER_FILES = {
+    ".parquet": "pandas.read_parquet(FILE).to_json('train.jsonl', orient='records', lines=True)"
+    " makes JSON lines of it.",
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zip", ".zst"), "Unpack it."),
+}
+UNREAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+"""Fields of messages that chat templates write beside the content."""
 _AS_OBJECTS = "Write one object a line, or in a .json file an array of them."
 
 
@@ -67,7 +73,7 @@ def read_rows(
     summaries = summaries and not has_messages
     asked = ((columns.prompt, dialogues), (columns.completion, summaries))
     texts = tuple(name for name, wanted in asked if wanted)
-    seen: dict[int, int] = {}
+    seen: dict[str, int] = {}
     records = _records(path)
     needed = (*filter(None, [columns.id]), *texts, *(columns.further if dialogues else ()))
     header = next(records, (0, []))[1]
@@ -110,30 +116,10 @@ def extra_columns(path: Path, columns: Columns = DIALOGUES) -> list[str]:
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Each record with the line it starts on, the header first; blank lines are passed over."""
-    if path.suffix == ".parquet":
-        raise DataError(
-            f"{path}: Parquet is not read.",
-            "pandas.read_parquet(FILE).to_json('train.jsonl', orient='records', lines=True)"
-            " makes JSON lines of it.",
-        )
-    if path.suffix in (".jsonl", ".json"):
-        yield from _json_records(path)
-        return
-    csv.field_size_limit(LARGEST_FIELD_BYTES)
+    if hint := OTHER_FILES.get(path.suffix):
+        raise DataError(f"{path}: {path.suffix} is not read.", hint)
     try:
-        with require_regular(path).open(
-            "r", encoding="utf-8-sig", errors="surrogateescape", newline=""
-        ) as file:
-            reader = csv.reader(file, strict=True)
-            start, number = 1, 0
-            try:
-                for fields in reader:
-                    if fields:
-                        yield start, fields
-                        number += 1
-                    start = reader.line_num + 1
-            except csv.Error as error:
-                _raise_syntax(f"{path}, row {number} (line {start})", error)
+        yield from (_json_records if path.suffix in SUFFIXES[1:] else _csv_records)(path)
     except OSError as error:
         raise DataError(
             f"Cannot read {path}: {error.strerror}.",
@@ -141,23 +127,36 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
         ) from error
 
 
+def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(LARGEST_FIELD_BYTES)
+    with require_regular(path).open(
+        "r", encoding="utf-8-sig", errors="surrogateescape", newline=""
+    ) as file:
+        reader = csv.reader(file, strict=True)
+        start, number = 1, 0
+        try:
+            for fields in reader:
+                if fields:
+                    yield start, fields
+                    number += 1
+                start = reader.line_num + 1
+        except csv.Error as error:
+            _raise_syntax(f"{path}, row {number} (line {start})", error)
+
+
 def _json_records(path: Path) -> Iterator[tuple[int, list[str]]]:
     """JSON objects as records: the header is the names of the first."""
     header: list[str] = []
-    try:
-        for where, number, values in _json_objects(path):
-            if not header:
-                header = list(values)
-                yield 1, header
-            if values.keys() != set(header):
-                raise DataError(
-                    f"{where} has {', '.join(values) or 'nothing'}; the first"
-                    f" has {', '.join(header)}.",
-                    "Every object needs the same names.",
-                )
-            yield number, [_as_text(values[name]) for name in header]
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}.", "Give a file of rows.") from error
+    for where, number, values in _json_objects(path):
+        if not header:
+            header = list(values)
+            yield 1, header
+        if values.keys() != set(header):
+            raise DataError(
+                f"{where} has {', '.join(values) or 'nothing'}; the first has {', '.join(header)}.",
+                "Every object needs the same names.",
+            )
+        yield number, [_as_text(values[name]) for name in header]
 
 
 def _json_objects(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -176,8 +175,9 @@ def _json_objects(path: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
 
 
 def _as_text(value: Any) -> str:
-    """A value as a field of CSV has it: null is empty."""
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+    """A value as a field of CSV has it: null and NaN are empty."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return "" if text in ("null", "NaN") and text != value else text
 
 
 def _parsed(where: str, text: bytes) -> Any:
@@ -254,6 +254,8 @@ def _of_messages(where: str, row: Row, column: str, *, learned: bool) -> Row:
     where = f"{where}, column {column!r}"
     try:
         messages = json.loads(row.dialogue)
+        if any(message.get(name) for message in messages for name in UNREAD):
+            raise ValueError
         if learned and not any(message["role"] == "assistant" for message in messages):
             raise DataError(f"{where}: the assistant says nothing.", "Remove the row.")
         while learned and messages[-1]["role"] != "assistant":
@@ -264,21 +266,22 @@ def _of_messages(where: str, row: Row, column: str, *, learned: bool) -> Row:
             raise ValueError
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{where}: not a list of messages.",
-            'Expected [{"role": "user", "content": "..."}, {"role": "assistant", ...}].',
+            f"{where}: not a list of messages of a role and a text.",
+            'Expected [{"role": "user", "content": "..."}, ...]; what calls tools, and reasoning,'
+            " is written into the content.",
         ) from error
-    return replace(row, dialogue=json.dumps(messages), summary=last)
+    return replace(row, dialogue=json.dumps(messages, ensure_ascii=False), summary=last)
 
 
 def _check_text(where: str, column: str, text: str) -> None:
-    """Undecodable bytes arrive as lone surrogates, which cannot be encoded again."""
+    """Undecodable bytes and halves of characters are lone surrogates, which cannot be encoded."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        byte = ord(text[error.start]) - 0xDC00
+        code = ord(text[error.start])
+        found = f"byte 0x{code & 0xFF:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x} alone"
         raise DataError(
-            f"{where}, column {column!r}: byte 0x{byte & 0xFF:02x} is not UTF-8.",
-            "Save the file as UTF-8.",
+            f"{where}, column {column!r}: {found} is not UTF-8.", "Save the file as UTF-8."
         ) from error
 
 
@@ -291,18 +294,16 @@ def _check_texts(where: str, row: Row, texts: Mapping[str, str]) -> None:
             )
 
 
-def _check_id(where: str, row: Row, seen: dict[int, int], column: str | None) -> None:
+def _check_id(where: str, row: Row, seen: dict[str, int], column: str | None) -> None:
     if column is None:
         return
     if not row.id:
         raise DataError(
             f"{where}, column {column!r} is empty.", "Every row needs an id of its own."
         )
-    # Eight bytes an id: a million ids stay under 200 MB.
-    digest = int.from_bytes(hashlib.blake2b(row.id.encode(), digest_size=8).digest(), "little")
-    if digest in seen:
+    if row.id in seen:
         raise DataError(
-            f"{where}, column {column!r}: {row.id!r} was row {seen[digest]}'s already.",
+            f"{where}, column {column!r}: {row.id!r} was row {seen[row.id]}'s already.",
             "Ids must be unique.",
         )
-    seen[digest] = row.number
+    seen[row.id] = row.number

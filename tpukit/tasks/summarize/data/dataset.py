@@ -60,8 +60,8 @@ def as_sample(tokens: Any, targets: int, learned: Any = None) -> Sample:
 
 def sample_sizes(cache: TokenCache, indices: Array, *, whole: bool) -> SampleSizes:
     """The sizes of some samples; whole: all tokens but the first are targets."""
-    sizes = cache.sizes(indices)
-    return SampleSizes(sizes.lengths, sizes.lengths - 1) if whole else sizes
+    lengths = cache.lengths[indices]
+    return SampleSizes(lengths, lengths - 1 if whole else np.asarray(cache.targets[indices]))
 
 
 def split_indices(count: int, valid_fraction: float, seed: int) -> tuple[Array, Array]:

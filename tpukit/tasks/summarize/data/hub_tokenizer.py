@@ -1,13 +1,12 @@
 """The tokenizer of a Hugging Face directory: its special tokens and its chat template."""
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -22,20 +21,24 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "conf
 DATE = date(2024, 7, 26)
 """Today for templates that ask, the default of Llama 3's: the same tokens each day."""
 PLACE = "\u2009\u2042{}\u2042\u2009"
-"""Text that stands for a message while the template is rendered, between thin spaces."""
+"""Text that stands for data while the template is rendered, between thin spaces."""
+ASKED = (("user", PLACE.format(0)),)
+ANSWERED = (*ASKED, ("assistant", PLACE.format(1)))
 WRITTEN = re.compile("(\u2009?)\u2042(\\d+)\u2042(\u2009?)")
-"""The place of a message as the template wrote it: blank or nothing, number, blank or nothing."""
+"""A place as the template wrote it: blank or nothing, number, blank or nothing."""
+GENERATION = re.compile(r"({%[-+]?\s*)(end)?generation(?=\s*[-+]?%})")
+"""Statements of a template around what transformers' masks mark as the assistant's."""
 
 
 class ChatPieces(NamedTuple):
-    """What a chat template writes around the messages of some roles."""
+    """What a chat template writes around the places of some messages."""
 
     texts: tuple[str, ...]
-    """Before, between and after the messages."""
+    """Before, between and after the places."""
     order: tuple[int, ...]
-    """The messages as they are written in turn; some templates move or drop a system's."""
-    trimmed: tuple[bool, ...]
-    """Whether the blanks at the ends of each of these go."""
+    """The places as they are written in turn; some templates move or drop a system's."""
+    trimmed: tuple[tuple[bool, bool], ...]
+    """Whether the blanks go at the beginning and at the end of each of these."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +68,9 @@ class HubTokenizer:
             ) from error
         return made
 
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        """What `to_bytes` made."""
-        return cls(**json.loads(content))
-
     def to_bytes(self) -> bytes:
         kept = {"files": self.files, "source": self.source, "chat": self.chat}
         return json.dumps(kept, sort_keys=True).encode()
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Changes with anything that changes the tokens."""
-        return hashlib.sha256(json.dumps([self.files, self.chat], sort_keys=True).encode()
-                              ).hexdigest()  # fmt: skip
 
     def for_chat(self) -> Self:
         """The same, ending completions as the chat template does."""
@@ -108,8 +100,11 @@ class HubTokenizer:
 
     @property
     def text_size(self) -> int:
-        """Tokens of texts: special ones may lie beyond what a model has (Gemma's of images)."""
-        return int(self._whole.get_vocab_size(with_added_tokens=False))
+        """Tokens of texts and prompts: others may lie beyond what a model has (Gemma's images)."""
+        around = "".join(self.chat_pieces(ANSWERED).texts) if self.chat else ""
+        plain = [token for text, token in self._whole.get_vocab(with_added_tokens=True).items()
+                 if not self._special.fullmatch(text)]  # fmt: skip
+        return int(max(*plain, *self.prefix, *self.encode_parts([around]), self.end)) + 1
 
     @cached_property
     def prefix(self) -> list[int]:
@@ -120,7 +115,7 @@ class HubTokenizer:
     def end(self) -> int:
         """The token that ends a completion. Raises `DataError` where the files name none."""
         if self.chat:
-            after = self.chat_pieces(("user", "assistant")).texts[-1]
+            after = self.chat_pieces(ANSWERED).texts[-1]
             tokens = self.encode_parts([after.strip()])
             if tokens:
                 return tokens[0]
@@ -173,11 +168,44 @@ class HubTokenizer:
         text: str = self._whole.decode([*kept])
         return text
 
-    def chat_pieces(self, roles: Sequence[str], *, asks: bool = False) -> ChatPieces:
-        """What the chat template writes before, between and after the messages of these roles.
+    def with_places(self, text: str, first: int) -> tuple[str, list[str]]:
+        """A message as the template sees it: what the template may look for (`</think>`), and
+        places, numbered from `first`, for the rest, which comes second."""
+        parts = self._sought.split(text)
+        rest, numbers = [part for part in parts[::2] if part], count(first)
+        parts[::2] = [part and PLACE.format(next(numbers)) for part in parts[::2]]
+        return "".join(parts), rest
+
+    def chat_pieces(self, messages: Sequence[tuple[str, str]], *, asks: bool = False) -> ChatPieces:
+        """What the chat template writes around the places in messages (role, text).
 
         asks: whether the assistant's next message follows.
         """
+        from jinja2 import TemplateError
+
+        tokens = {n: v["content"] if isinstance(v, dict) else v
+                  for n, v in self._settings.items() if n.endswith("_token")}  # fmt: skip
+        try:
+            text = self._chat_environment.from_string(self._template).render(
+                messages=[{"role": role, "content": text} for role, text in messages],
+                add_generation_prompt=asks, tools=None, documents=None, **tokens,
+            )  # fmt: skip
+        except TemplateError as error:
+            raise DataError(
+                f"{self.source}: its chat template refuses"
+                f" {', '.join(role for role, _ in messages)}: {error}.",
+                "Order the messages as the template wants them.",
+            ) from error
+        pieces = WRITTEN.split(text)
+        blanks = zip(pieces[1::4], pieces[3::4], strict=True)
+        return ChatPieces(
+            tuple(pieces[::4]), tuple(map(int, pieces[2::4])),
+            tuple((not before, not after) for before, after in blanks),
+        )  # fmt: skip
+
+    @cached_property
+    def _chat_environment(self) -> Any:
+        """As transformers renders templates."""
         from jinja2 import TemplateError
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -185,30 +213,27 @@ class HubTokenizer:
         def refuse(message: str) -> None:
             raise TemplateError(message)
 
-        places = [PLACE.format(number) for number in range(len(roles))]
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
         )
         environment.globals |= {"raise_exception": refuse, "strftime_now": DATE.strftime}
         environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-        tokens = {n: v["content"] if isinstance(v, dict) else v
-                  for n, v in self._settings.items() if n.endswith("_token")}  # fmt: skip
-        messages = [{"role": r, "content": p} for r, p in zip(roles, places, strict=True)]
-        try:
-            text = environment.from_string(self._template()).render(
-                messages=messages, add_generation_prompt=asks, **tokens
-            )
-        except TemplateError as error:
-            raise DataError(
-                f"{self.source}: its chat template refuses {', '.join(roles)}: {error}.",
-                "Order the messages as the template wants them.",
-            ) from error
-        pieces = WRITTEN.split(text)
-        blanks = zip(pieces[1::4], pieces[3::4], strict=True)
-        return ChatPieces(
-            tuple(pieces[::4]), tuple(map(int, pieces[2::4])), tuple(not all(b) for b in blanks)
-        )
+        return environment
 
+    @cached_property
+    def _sought(self) -> re.Pattern[str]:
+        """What the template may look for in a message, with the blanks around it, which it may
+        strip; special tokens of texts mean nothing."""
+        from jinja2 import nodes
+
+        found = self._chat_environment.parse(self._template).find_all(nodes.Const)
+        texts = {one.value.strip() for one in found if isinstance(one.value, str)}
+        marks = [re.escape(text) for text in sorted(texts, key=len, reverse=True)
+                 if len(text) > 2 and not text.isalpha()
+                 and not self._special.search(text)]  # fmt: skip
+        return re.compile(rf"(^\s+|(?:(?<!\s)\s+)?(?:{'|'.join(marks) or '(?!)'})\s*)")
+
+    @cached_property
     def _template(self) -> str:
         template = self.files.get("chat_template.jinja") or self._settings.get("chat_template")
         if isinstance(template, list):
@@ -218,11 +243,11 @@ class HubTokenizer:
                 f"chat: {self.source} has no chat template.",
                 "Leave `chat` out, or give weights that were trained to chat.",
             )
-        return str(template)
+        return GENERATION.sub(lambda m: f"{m[1]}{'endif' if m[2] else 'if true'}", str(template))
 
 
 def tokenizer_from_bytes(content: bytes, source: str) -> Tokenizer | HubTokenizer:
     """What `to_bytes` of either kind of tokenizer made."""
     if content.startswith(b"{"):
-        return HubTokenizer.from_bytes(content)
+        return HubTokenizer(**json.loads(content))
     return Tokenizer.from_bytes(content, source)

@@ -3,20 +3,21 @@
 import json
 import re
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, Row
-from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
+from tpukit.tasks.summarize.data.hub_tokenizer import ANSWERED, ASKED, HubTokenizer
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer, first_tokens
 
 BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"
 BEFORE_SUMMARY = "\n\n### SUMMARY:\n"
 LONGEST_SUMMARY_SHARE = 0.3
 """A summary that needs more of the context than this leaves too little to the dialogue."""
+SYSTEM = ("system", "developer")
 
 
 class Example(NamedTuple):
@@ -89,7 +90,7 @@ class PromptFormat:
         style: PromptStyle = SUMMARIES,
     ) -> None:
         if isinstance(tokenizer, HubTokenizer):
-            self._pieces = cache(tokenizer.chat_pieces)
+            self._pieces = lru_cache(4096)(tokenizer.chat_pieces)
         elif style.chat:
             raise ConfigError(
                 "chat: this tokenizer has no chat template.", "Give --init DIR of a chat model."
@@ -106,11 +107,9 @@ class PromptFormat:
         """
         if self.style.columns.has_messages:
             room = max(self.block_size - room_after, 1)
-            while len(tokens := self._conversation(row)[0]) > room:
-                if (shorter := _without_oldest_turn(row)) is None:
-                    break
-                row = shorter
-            return tokens[-room:]
+            while (excess := len(tokens := self._conversation(row)[0]) - room) > 0:
+                row = _without_oldest_turn(row) or self._cut(row, excess)
+            return tokens
         room = self.block_size - room_after - len(self._prefix)
         before, text, after = self._parts(row)
         encode = self.tokenizer.encode_parts
@@ -136,16 +135,16 @@ class PromptFormat:
             part[1::2] = [row.further[name] for name in part[1::2]]
         parts = [*before, row.dialogue, *after]
         if self.style.chat:
-            pieces = self._pieces(("user",), asks=True)
-            parts = _stripped(parts) if pieces.trimmed[0] else parts
+            pieces = self._pieces(ASKED, asks=True)
+            parts = _stripped(parts, *pieces.trimmed[0])
             parts[0], parts[-1] = pieces.texts[0] + parts[0], parts[-1] + pieces.texts[1]
         return parts[: len(before)], parts[len(before)], parts[len(before) + 1 :]
 
     def example(self, row: Row) -> Example | None:
         """Prompt, completion and end token; None where they are too long to learn from."""
         said, end = row.summary, self.tokenizer.end
-        if self.style.chat and self._pieces(("user", "assistant")).trimmed[1]:
-            said = said.strip()
+        if self.style.chat:
+            (said,) = _stripped([said], *self._pieces(ANSWERED).trimmed[1])
         if self.style.columns.has_messages:
             return self._example_of_messages(row, [*self.tokenizer.encode(said), end])
         targets = [*first_tokens(self.tokenizer.encode, said, self.block_size), end]
@@ -171,27 +170,50 @@ class PromptFormat:
         """The tokens of a conversation before its last answer, and which of them the assistant
         says."""
         assert isinstance(self.tokenizer, HubTokenizer)
-        roles, texts = _messages(row.dialogue)
+        messages: list[tuple[str, str]] = []
+        data: list[tuple[str, int]] = []
+        for number, message in enumerate(json.loads(row.dialogue), 1):
+            seen, rest = self.tokenizer.with_places(message["content"], len(data))
+            messages.append((message["role"], seen))
+            data += [(text, number) for text in rest]
         try:
-            pieces = self._pieces(roles, asks=True)
+            pieces = self._pieces(tuple(messages), asks=True)
         except DataError as error:
             raise DataError(f"Row {row.number}: {error.message}", error.hint) from error
         parts = [pieces.texts[0]]
         for place, trimmed, piece in zip(*pieces[1:], pieces.texts[1:], strict=True):
-            parts += [texts[place].strip() if trimmed else texts[place], piece]
+            parts += [*_stripped([data[place][0]], *trimmed), piece]
         tokens, first, last = self.tokenizer.encode_spans(parts)
-        own = np.zeros(len(parts), bool)
-        own[1::2] = [roles[place] == "assistant" for place in pieces.order]
+        said_by = np.zeros(len(parts), int)
+        said_by[1::2] = [data[place][1] for place in pieces.order]
+        # What lies between two parts of one message belongs to it.
+        said_by[2:-1:2] = np.where(said_by[1:-2:2] == said_by[3::2], said_by[3::2], 0)
+        own = np.array([False, *(role == "assistant" for role, _ in messages)])[said_by]
         learned = own[first] | own[last]
         follows = np.append(False, learned[:-1])
         learned |= follows & (np.array(tokens) == self.tokenizer.end)
         return tokens, learned.tolist()
 
+    def _cut(self, row: Row, excess: int) -> Row:
+        """A conversation whose longest message but the system's loses as many characters."""
+        messages = json.loads(row.dialogue)
+        longest = max(messages, key=lambda m: (m["role"] not in SYSTEM, len(m["content"])))
+        if not longest["content"]:
+            raise DataError(
+                f"Row {row.number}: without its question the conversation is {excess} tokens longer"
+                f" than what the context of {self.block_size} leaves for it.",
+                "Raise --block-size or shorten the system's message.",
+            )
+        longest["content"] = longest["content"][:-excess]
+        return replace(row, dialogue=json.dumps(messages))
 
-def _stripped(texts: list[str]) -> list[str]:
-    """Without the blanks at both ends of them all."""
-    for places, strip in ((range(len(texts)), str.lstrip), (range(len(texts))[::-1], str.rstrip)):
-        for place in places:
+
+def _stripped(texts: list[str], at_start: bool, at_end: bool) -> list[str]:
+    """Without the blanks at the ends of them all."""
+    places = range(len(texts))
+    ways = [(places, str.lstrip)] * at_start + [(places[::-1], str.rstrip)] * at_end
+    for order, strip in ways:
+        for place in order:
             texts[place] = strip(texts[place])
             if texts[place]:
                 break
@@ -205,11 +227,5 @@ def _without_oldest_turn(row: Row) -> Row | None:
     asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
     if len(asked) < 2:
         return None
-    first = [message for message in messages[:1] if message["role"] in ("system", "developer")]
+    first = [message for message in messages[:1] if message["role"] in SYSTEM]
     return replace(row, dialogue=json.dumps([*first, *messages[asked[1] :]]))
-
-
-def _messages(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Roles and texts of a conversation."""
-    messages = json.loads(text)
-    return tuple(m["role"] for m in messages), tuple(m["content"] for m in messages)

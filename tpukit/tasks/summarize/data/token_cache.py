@@ -1,8 +1,8 @@
 """A training file as tokens: one memory-mapped file, keyed by content, tokenizer and context.
 
 Layout: a JSON header, with a sum over all that follows, padded to 4096 bytes, the tokens of all
-samples end to end, then for each sample where it starts (one more for the end), how many targets it
-has, and its row in the file.
+samples end to end, then for each sample where it starts (one more for the end), and how many
+targets it has.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_fr
 from tpukit.tasks.summarize.data.prompt import SUMMARIES, Example, PromptFormat, PromptStyle
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
-FORMAT = 2
+FORMAT = 3
 STYLE_RULES = 3
 """Changes where a style gives other tokens."""
 LEARNED = np.uint32(2**31)
@@ -38,7 +38,6 @@ HEADER_BYTES = 4096
 ROWS_A_CHUNK = 500
 CHUNKS_WORTH_WORKERS = 4
 Array = np.ndarray[Any, Any]
-EncodedRow = tuple[int, Example | None]
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,6 @@ class TokenCache:
     """int64 (samples + 1,)"""
     targets: Array
     """int32 (samples,): how many of a sample's last tokens are learned."""
-    rows: Array
-    """int64 (samples,): a sample's row in the CSV file, from 1."""
     skipped: int
     """Rows left out because their summary is too long."""
     flagged: bool = False
@@ -77,10 +74,6 @@ class TokenCache:
         """int64 (samples,): tokens of each sample, prompt and targets."""
         lengths: Array = np.diff(self.starts)
         return lengths
-
-    def sizes(self, indices: Array) -> SampleSizes:
-        """The sizes of some samples."""
-        return SampleSizes(self.lengths[indices], np.asarray(self.targets[indices]))
 
     def example(self, index: int) -> tuple[Array, int, Array | None]:
         """The tokens of a sample, its number of targets and, where these are not its last tokens,
@@ -138,7 +131,8 @@ def file_digest(path: Path) -> str:
 def _key(
     csv_path: Path, tokenizer: Tokenizer | HubTokenizer, block_size: int, style: PromptStyle
 ) -> str:
-    parts = f"{FORMAT}/{file_digest(csv_path)}/{tokenizer.fingerprint}/{block_size}"
+    tokens = hashlib.sha256(tokenizer.to_bytes()).hexdigest()
+    parts = f"{FORMAT}/{file_digest(csv_path)}/{tokens}/{block_size}"
     if style != SUMMARIES or isinstance(tokenizer, HubTokenizer):
         parts += f"/{STYLE_RULES}/{style}"
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
@@ -163,16 +157,14 @@ def _open(path: Path) -> TokenCache | None:
         _view(data, places[0], header["tokens"], np.dtype(header["dtype"])),
         _view(data, places[1], samples + 1, np.dtype(np.int64)),
         _view(data, places[2], samples, np.dtype(np.int32)),
-        _view(data, places[3], samples, np.dtype(np.int64)),
         header["skipped"],
         header.get("flagged", False),
     )
 
 
 def _places(header: dict[str, Any]) -> list[int]:
-    """Byte offsets of tokens, starts, targets and rows, each aligned to 8."""
-    samples = header["samples"]
-    sizes = [header["tokens"] * np.dtype(header["dtype"]).itemsize, (samples + 1) * 8, samples * 4]
+    """Byte offsets of tokens, starts and targets, each aligned to 8."""
+    sizes = [header["tokens"] * np.dtype(header["dtype"]).itemsize, (header["samples"] + 1) * 8]
     aligned = (-(-size // 8) * 8 for size in sizes)
     return list(itertools.accumulate(aligned, initial=HEADER_BYTES))
 
@@ -213,15 +205,14 @@ def _write_samples(
     dtype: type,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    starts, targets, row_numbers = [np.zeros(1, np.int64)], [], []
+    starts, targets = [np.zeros(1, np.int64)], []
     done = tokens = 0
     for chunk in encoded_chunks(rows, prompts):
-        kept = [(number, example) for number, example in chunk if example is not None]
-        lengths = np.array([len(example.tokens) for _, example in kept], np.int64)
+        kept = [example for example in chunk if example is not None]
+        lengths = np.array([len(example.tokens) for example in kept], np.int64)
         starts.append(tokens + np.cumsum(lengths))
-        targets.append(np.array([example.targets for _, example in kept], np.int32))
-        row_numbers.append(np.array([number for number, _ in kept], np.int64))
-        for _, example in kept:
+        targets.append(np.array([example.targets for example in kept], np.int32))
+        for example in kept:
             kept_tokens: Array = np.array(example.tokens, dtype)
             if example.learned is not None:
                 kept_tokens |= np.where(example.learned, LEARNED, np.uint32(0))
@@ -231,7 +222,7 @@ def _write_samples(
         if progress is not None:
             progress.update(done)
     file.write(b"\0" * (-file.tell() % 8))
-    for arrays in (starts, targets, row_numbers):
+    for arrays in (starts, targets):
         file.write(np.concatenate(arrays).tobytes())
         file.write(b"\0" * (-file.tell() % 8))
     samples = sum(map(len, targets))
@@ -244,29 +235,25 @@ def _write_samples(
     }
 
 
-def encoded_chunks(rows: Iterable[Row], prompts: PromptFormat) -> Iterator[list[EncodedRow]]:
+def encoded_chunks(rows: Iterable[Row], prompts: PromptFormat) -> Iterator[list[Example | None]]:
     """The rows in order as examples, a chunk at a time, on all cores where it pays."""
     rows = iter(rows)
     chunks = iter(lambda: list(itertools.islice(rows, ROWS_A_CHUNK)), [])
     start = list(itertools.islice(chunks, CHUNKS_WORTH_WORKERS))
     everything, cores = itertools.chain(start, chunks), allowed_cores()
     if len(start) < CHUNKS_WORTH_WORKERS or cores == 1:
-        return (_encode(prompts, chunk) for chunk in everything)
+        return ([prompts.example(row) for row in chunk] for chunk in everything)
     worker = partial(
         _encode_in_worker, prompts.tokenizer.to_bytes(), prompts.block_size, prompts.style
     )
     return map_ordered(worker, everything, cores)
 
 
-def _encode(prompts: PromptFormat, rows: list[Row]) -> list[EncodedRow]:
-    """Each row's number and example."""
-    return [(row.number, prompts.example(row)) for row in rows]
-
-
 def _encode_in_worker(
     tokenizer: bytes, block_size: int, style: PromptStyle, rows: list[Row]
-) -> list[EncodedRow]:
-    return _encode(_format_in_worker(tokenizer, block_size, style), rows)
+) -> list[Example | None]:
+    prompts = _format_in_worker(tokenizer, block_size, style)
+    return [prompts.example(row) for row in rows]
 
 
 @lru_cache(1)

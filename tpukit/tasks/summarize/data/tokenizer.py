@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,11 +46,6 @@ class Tokenizer:
             mergeable_ranks=dict(self.ranks),
             special_tokens={END_OF_TEXT: self.end},
         )
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Changes with anything that changes the tokens."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`; the end token is never among them, whatever the text says."""

@@ -30,6 +30,11 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 """What a name stands for: matrices of a block, those that its family has."""
 PEFT_NAMES = {"down": "lora_A", "up": "lora_B"}
 """Our adapters' matrices as `peft` calls them."""
+OTHER_KINDS = (
+    "use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "use_qalora",
+    "use_bdlora", "kasa_config", "lora_ga_config", "alora_invocation_tokens", "layer_replication",
+)  # fmt: skip
+"""Fields of peft that make other updates of the same tensors."""
 
 
 @dataclass(frozen=True)
@@ -165,12 +170,15 @@ def load_adapter(model: LanguageModel, folder: Path, lora: LoraConfig) -> None:
             f"Cannot read the adapter {folder}: {error}.",
             "lora_init takes a directory that peft saved (adapter_config.json and weights).",
         ) from error
-    own = {name for name in model.state_dict() if name.rpartition(".")[2] in PEFT_NAMES}
-    if (found.rank, found.alpha) != (lora.rank, lora.alpha) or own != tensors.keys():
+    state = model.state_dict().items()
+    own = {name: tensor.shape for name, tensor in state if name.rpartition(".")[2] in PEFT_NAMES}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    if (found.rank, found.alpha, shapes) != (lora.rank, lora.alpha, own):
         raise ConfigError(
             f"The adapter {folder} has rank {found.rank}, alpha {found.alpha}, targets"
             f" {','.join(found.targets)} and layers {','.join(map(str, found.layers or ()))}.",
-            "Give lora_rank, lora_alpha, lora_targets and lora_layers the same values.",
+            "Give lora_rank, lora_alpha, lora_targets and lora_layers the same values, and the"
+            " weights that it was trained beside.",
         )
     model.load_state_dict(tensors, strict=False)
 
@@ -179,9 +187,12 @@ def read_adapter(
     weights: Mapping[str, Tensor], fields: Mapping[str, Any], config: DecoderConfig
 ) -> tuple[dict[str, Tensor], LoraConfig]:
     """What `peft` wrote, under our names. Raises `DataError` for what tpukit's LoRA has not."""
-    for name in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save"):
-        if fields.get(name):
-            raise DataError(f"adapter_config.json: {name} is not known.", "Merge it with peft.")
+    # Other starts (PiSSA) take a part out of the weights.
+    start = fields.get("init_lora_weights", True)
+    others = [name for name in OTHER_KINDS if fields.get(name)]
+    if others or start not in (True, False, "gaussian", "eva", "orthogonal"):
+        name = others[0] if others else f"init_lora_weights {start!r}"
+        raise DataError(f"adapter_config.json: {name} is not known.", "Merge it with peft.")
     family, kinds = FAMILIES[config.family], {theirs: ours for ours, theirs in PEFT_NAMES.items()}
     known = {theirs: ours for ours, theirs in family.block.items()}
     tensors, modules, layers = {}, [], set()
