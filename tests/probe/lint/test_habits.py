@@ -238,6 +238,7 @@ CASES = {
             "in words": XLA + "self.tokenizer(t, padding='longest')\n",
             "a collator that does": XLA + "self.c = DataCollatorSpeechSeq2SeqWithPadding(p)\n",
             "of a language model": XLA + "DataCollatorForLanguageModeling(t, mlm=False)\n",
+            "sequences cut to the model's length": XLA + "from torch.nn.utils.rnn import pad_sequence\npad_sequence(x)[:, : tokenizer.model_max_length]\n",
             "sequences": XLA + "from torch.nn.utils.rnn import pad_sequence\npad_sequence(x)\n",
             "a class's default": XLA + "class C:\n    padding: bool = True\n    def __call__(self, b):\n        b = self.processor.pad(b, padding=self.padding)\n",
             "a function in a loop": ENCODE + "for t in texts:\n    encode(t)\n",

@@ -229,7 +229,7 @@ def _method(
         and "device" not in map(called_name, names.possible(call.args[0]))
     ):
         yield function, "cuda-device-text"
-    elif function.attr == "half" and not call.args and "save" not in holder(call):
+    elif function.attr == "half" and not call.args and not re.search("save|copy", holder(call)):
         yield function, "cuda-half"
     elif is_optimizer_step(call):
         yield function, "cuda-sync"

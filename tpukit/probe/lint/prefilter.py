@@ -55,7 +55,7 @@ def may_concern(data: bytes, *, moves: str = "") -> bool:
 
     moves: one of `move_table`.
     """
-    holds_source = data.lstrip()[:1] == b"{" or b"run_cell_magic" in data
+    holds_source = data.lstrip()[:1] == b"{"
     if holds_source:
         # Source inside a string (a notebook's, say) has its newlines in this form.
         data = data.replace(b"\\n", b"\n")
@@ -83,7 +83,7 @@ def may_hold_calls(data: bytes) -> bool:
         return True
     shown = _Shown(data, words)
     return any(
-        use.words <= words and shown.may_show(use) and imports(data, use.package)
+        use.words <= words and imports(data, use.package) and shown.may_show(use)
         for word in _uses().keys() & words
         for use in _uses()[word]
     )
