@@ -137,6 +137,8 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ("def forward(self, x):\n    return x.nonzero()", "cuda-values-shape"),
         ("def pos_loss(x, pad_mask):\n    return x[..., :3][pad_mask].mean()", "cuda-values-shape"),
         ("def train(x, mask):\n    f(x[~mask]).backward()", "cuda-values-shape"),
+        ("def optimize_loss(x, end_mask):\n    x[end_mask] = net(x)\n    x.backward()",
+         "cuda-values-shape"),
         ("m = torch.nn.DataParallel(m)", "cuda-data-parallel"),
         ("m = Net()\no = Adam(m.parameters())\nm.to(d)", "optimizer-before-move"),
         ("def f(m):\n    m = m.to(d)\nm = Net()\no = Adam(m.parameters())\nf(m)",

@@ -210,6 +210,7 @@ CASES = {
             "by position": XLA + "import torch.utils.data\ntorch.utils.data.DataLoader(d, 32, True)\n",
             "by its sampler": LOADER + "def make(d):\n    return DataLoader(d, 8, sampler=DistributedSampler(d, shuffle=True))\n",
             "by its loop": LOADER + "dl = DataLoader(d, 32)\nfor x in dl:\n    model(x).backward()\n",
+            "in a function that evaluates too": LOADER + "def train_and_eval(d):\n    train_loader = DataLoader(d, 8, True)\n",
             "said no": LOADER + "trainLoader = DataLoader(d, batch_size=8, drop_last=False)\n",
         },
         {

@@ -257,5 +257,4 @@ def _is_mask(taken: ast.Subscript, names: Names) -> bool:
         column = re.escape(source_text(taken.value)) + r"(?:\.\w+|\['.*'\])"  # of pandas
         is_column = re.fullmatch(column, source_text(index.left))
         return not isinstance(index.left, ast.Constant) and not is_column
-    is_read = isinstance(taken.ctx, ast.Load)
-    return is_read and _MASK.fullmatch(source_text(index)) is not None
+    return _MASK.fullmatch(source_text(index)) is not None

@@ -33,6 +33,7 @@ _EVALUATES = re.compile(
 )
 _SCALES = re.compile("scaler|accelerator|fabric|deepspeed|engine|bf16|bfloat16", re.I)
 _FP16 = ("torch.float16", "torch.half")
+_STEPS = (*LOOPS, *FUNCTIONS)
 _ELSEWHERE = (*FUNCTIONS, ast.ClassDef, ast.Lambda)
 _own = partial(own_nodes, without=_ELSEWHERE)
 _OTHER_MODEL = re.compile(r"ema|teacher|target|averag|swa|frozen|lpips", re.I)
@@ -179,7 +180,7 @@ def never_in_eval(code: TrainingCode) -> Iterator[Mistake]:
     if _EVALUATION.search(code.text):
         return
     nodes = nodes_below(code.tree)
-    trained = {_model_called(n) for n in nodes if isinstance(n, LOOPS) and trains(n)}
+    trained = {_model_called(n) for n in nodes if isinstance(n, _STEPS) and trains(n)}
     bare = _without_gradients(nodes)
     found = [
         (loop.iter, model)

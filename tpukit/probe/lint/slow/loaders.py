@@ -72,7 +72,8 @@ class Loaders:
         yield from (_words_of(name) for value in data for name in _names_in(value))
         for node, inner in self._around(call):
             if isinstance(node, FUNCTIONS):
-                yield _words_of(node.name)
+                name = _words_of(node.name)
+                yield "" if _TRAINING.search(name) and _KEPT_WHOLE.search(name) else name
                 return
             if isinstance(node, ast.Assign):
                 yield from (_words_of(name) for t in node.targets for name in _names_in(t))
