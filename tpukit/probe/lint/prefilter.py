@@ -83,7 +83,7 @@ def may_hold_calls(data: bytes) -> bool:
         return True
     shown = _Shown(data, words)
     return any(
-        use.words <= words and imports(data, use.package) and shown.may_show(use)
+        use.words <= words and shown.may_show(use) and imports(data, use.package)
         for word in _uses().keys() & words
         for use in _uses()[word]
     )
