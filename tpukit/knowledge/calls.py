@@ -64,6 +64,8 @@ class OldCall:
     """What a shell line shows, as a regular expression."""
     remark: str = ""
     """What a rewrite leaves to do."""
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """What replaces one of several names (by its last part) or keywords, where `new` does not."""
     signs: tuple[str, ...] = ()
     """Regular expressions for the forms in which a file shows the last name of `names`."""
     fix: Fix | None = None

@@ -137,6 +137,8 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ("def forward(self, x):\n    return x.nonzero()", "cuda-values-shape"),
         ("def pos_loss(x, pad_mask):\n    return x[..., :3][pad_mask].mean()", "cuda-values-shape"),
         ("def train(x, mask):\n    f(x[~mask]).backward()", "cuda-values-shape"),
+        ("def optimize_loss(x, end_mask):\n    x[end_mask] = net(x)\n    x.backward()",
+         "cuda-values-shape"),
         ("m = torch.nn.DataParallel(m)", "cuda-data-parallel"),
         ("m = Net()\no = Adam(m.parameters())\nm.to(d)", "optimizer-before-move"),
         ("def f(m):\n    m = m.to(d)\nm = Net()\no = Adam(m.parameters())\nf(m)",
@@ -171,6 +173,16 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ("def collate(b):\n    n = max([len(x) for x in b])", "padding-to-longest"),
         ("def collate(b):\n    n = max(x['ids'].shape[0] for x in b)", "padding-to-longest"),
         ("torch.cuda.set_rng_state(s)", "cuda-rng-state"),
+        ("t = {'fp16': torch.float16, 'bf16': torch.bfloat16}[args.dtype]", "cuda-fp16"),
+        ("while True:\n    loss.backward()\n    print('%f' % loss.detach())", "read-in-step"),
+        ("for x, n in loader:\n    f(x).backward()\n    n = n.to(d)\n    k = n.tolist()",
+         "read-in-step"),
+        ("import torch.multiprocessing as mp\nimport torch.distributed as dist\n"
+         "def f(r):\n    dist.init_process_group('gloo')\nmp.Process(target=f)", "cuda-spawn"),
+        ("d = torchvision.datasets.MNIST('.')\n"
+         "t = torch.utils.data.DataLoader(d, batch_size=64, shuffle=True)", "no-drop-last"),
+        ("for b in loader:\n    loss = f(b, n.item())\n    loss.backward()\n    t += loss.item()",
+         "read-in-step"),
         ('y = f(x, mode="bicubic")', "leaves-the-device"),
         ("ok = torch.cuda.is_available()\nm = Net()\no = SGD(m.part.parameters())\noptim.step()",
          "no-device"),
@@ -212,6 +224,25 @@ def test_what_ends_the_step_itself_needs_no_sync(tmp_path):
         "def make():\n    global m\n    m = m.to(d)\nmake()\no = Adam(m.parameters())",
         "gpu = torch.device('cpu')\nx.to(gpu)",
         "model_to_save.half().save_pretrained(f)",
+        "state = {'ema': deepcopy(ema).half()}",
+        "if x.dtype == torch.float16:\n    pass",
+        "p = torch.multiprocessing.Process(target=play, args=(queue,))",
+        "c = torch.nn.AdaptiveMaxPool2d(1)",
+        "while True:\n    loss.backward()\n    print('scale', loss_scaler.scale, losses.avg)",
+        "while True:\n    loss.backward()\n    m = torch.tensor(values).mean().item()\n"
+        "    if (i + 1) == len(loader):\n        print(loss.item())",
+        "for x, n in tqdm(loader):\n    x = x.to(d)\n    k = n.tolist()\n    f(x, k).backward()",
+        "for step, b in enumerate(loader):\n    x, n = b\n    k = n[0].item()\n    f(x).backward()",
+        "for t in steps:\n    y = net.backward(x, t)\n    frames.append(y.cpu())",
+        "for b in loader:\n    loss = f(b)\n    loss.backward()\n    if bad:\n"
+        "        print(loss)\n        sys.exit(1)",
+        "for file in files:\n    x = torch.cat([x, torch.load(file, weights_only=True)])",
+        "from torchvision.datasets import MNIST\ntrain = MNIST('.')\n"
+        "t = torch.utils.data.DataLoader(train, batch_size=100, shuffle=True)",
+        "p.add_argument('--batch-size', type=int, default=50)\nd = CIFAR10('.')\n"
+        "t = torch.utils.data.DataLoader(d, batch_size=p.batch_size, shuffle=True)",
+        "t = AutoTokenizer.from_pretrained(f, padding=True)",
+        "def encode(texts):\n    return [tokenizer(text, padding='longest') for text in texts]",
         "import torch_xla.distributed.xla_backend\nimport torch.distributed as dist\n"
         "dist.init_process_group('xla', init_method='xla://')\n"
         "m = torch.nn.parallel.DistributedDataParallel(m)",

@@ -210,6 +210,7 @@ CASES = {
             "by position": XLA + "import torch.utils.data\ntorch.utils.data.DataLoader(d, 32, True)\n",
             "by its sampler": LOADER + "def make(d):\n    return DataLoader(d, 8, sampler=DistributedSampler(d, shuffle=True))\n",
             "by its loop": LOADER + "dl = DataLoader(d, 32)\nfor x in dl:\n    model(x).backward()\n",
+            "in a function that evaluates too": LOADER + "def train_and_eval(d):\n    train_loader = DataLoader(d, 8, True)\n",
             "said no": LOADER + "trainLoader = DataLoader(d, batch_size=8, drop_last=False)\n",
         },
         {
@@ -238,6 +239,7 @@ CASES = {
             "in words": XLA + "self.tokenizer(t, padding='longest')\n",
             "a collator that does": XLA + "self.c = DataCollatorSpeechSeq2SeqWithPadding(p)\n",
             "of a language model": XLA + "DataCollatorForLanguageModeling(t, mlm=False)\n",
+            "sequences cut to the model's length": XLA + "from torch.nn.utils.rnn import pad_sequence\npad_sequence(x)[:, : tokenizer.model_max_length]\n",
             "sequences": XLA + "from torch.nn.utils.rnn import pad_sequence\npad_sequence(x)\n",
             "a class's default": XLA + "class C:\n    padding: bool = True\n    def __call__(self, b):\n        b = self.processor.pad(b, padding=self.padding)\n",
             "a function in a loop": ENCODE + "for t in texts:\n    encode(t)\n",

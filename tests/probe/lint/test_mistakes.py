@@ -73,11 +73,11 @@ CASES = {
         [HEAD + "for e in r:\n    for x in l:\n        f(x).backward()\n        self.eval(step=e)\n", HEAD + "def check(m):\n    m.eval()\n    m.train()\nfor e in r:\n    for x in l:\n        f(x).backward()\n    check(m)\n", HEAD + "for e in r:\n    model.train()\n    for x in l:\n        f(x).backward()\n    model.eval()\n"],
     ),
     "eval-with-gradients": (
-        [EVALUATE, EVALUATE.replace("    for", "    for x in loader:\n        model(x).backward()\n    model.eval()\n    for").replace("    model.eval()\n    for x in loader:\n        model(x).b", "    for x in loader:\n        model(x).b"), HEAD + "for x in train:\n    model(x).backward()\n    model.eval()\n    for y in loader:\n        model(y)\n    model.train()\n"],
+        [EVALUATE, EVALUATE.replace("loader", "test_iterator"), EVALUATE.replace("    for", "    for x in loader:\n        model(x).backward()\n    model.eval()\n    for").replace("    model.eval()\n    for x in loader:\n        model(x).b", "    for x in loader:\n        model(x).b"), HEAD + "for x in train:\n    model(x).backward()\n    model.eval()\n    for y in loader:\n        model(y)\n    model.train()\n"],
         [EVALUATE.replace("def ", "@torch.no_grad()\ndef "), EVALUATE + "with torch.no_grad():\n    validate(m, l)\n", EVALUATE + "        f(x).backward()\n", HEAD + "for x in loader:\n    trainer.step(x)\nmodel.eval()\nvalidate(model)\n"],
     ),
     "never-in-eval": (
-        [TESTED, TESTED.replace("n += model(x)", "n.append(model(x))"), TESTED + "trainer.train(epochs=3)\n", TESTED + "self.eval(is_training=True)\n", TESTED.replace("with torch.no_grad():", "if True:").replace("loader:\n            n", "val_loader:\n            n"), TESTED.replace("    with torch.no_grad():\n        for x in loader:\n            n", "    for x in loader:\n        with torch.no_grad():\n            n"), TESTED.replace("for x in loader:\n            n", "bar = tqdm(loader)\n        for x in bar:\n            n"), TESTED.replace("    with torch.no_grad():\n        for", "    for").replace("def test", "@torch.inference_mode()\ndef test")],
+        [TESTED, TESTED.replace("model", "classifier"), TESTED.replace("for x in loader:\n    opt", "def step(x):\n    opt"), TESTED.replace("n += model(x)", "n.append(model(x))"), TESTED + "trainer.train(epochs=3)\n", TESTED + "self.eval(is_training=True)\n", TESTED.replace("with torch.no_grad():", "if True:").replace("loader:\n            n", "val_loader:\n            n"), TESTED.replace("    with torch.no_grad():\n        for x in loader:\n            n", "    for x in loader:\n        with torch.no_grad():\n            n"), TESTED.replace("for x in loader:\n            n", "bar = tqdm(loader)\n        for x in bar:\n            n"), TESTED.replace("    with torch.no_grad():\n        for", "    for").replace("def test", "@torch.inference_mode()\ndef test")],
         [TESTED.replace("    with", "    model.eval()\n    with"), TESTED.replace("no_grad", "enable_grad"), TESTED.replace("n += model(x)", "n += other(x)"), TESTED.replace("n += model(x)", "model(x)"), TESTED.replace("n += model(x)", "model(x)\n            n.append(x)"), TESTED + "model.train(mode)\n"],
     ),
     "loss-keeps-graph": (
@@ -181,6 +181,8 @@ def test_of_two_evaluations_of_a_script_one_has_gradients():
     assert found(HEAD + "model.eval()\n" + bare) == set()
     text = HEAD + "model.eval()\nfor x in loader:\n    model(x)\n" + bare
     assert found(text) == {"eval-with-gradients"}
+    # The last eval() of a script is not the one that counts.
+    assert found(text.replace("with", "model.eval()\nwith")) == {"eval-with-gradients"}
 
 
 def test_a_comment_names_what_it_suppresses():

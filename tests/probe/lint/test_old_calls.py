@@ -369,6 +369,24 @@ import os, sys
 os.environ["PJRT_DEVICE"] = "CPU"
 import importlib
 from tpukit.knowledge.calls import old_calls
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        ("import numpy as np\nx = np.Inf", "np.inf"),
+        ("from transformers import TrainingArguments\nTrainingArguments(no_cuda=True, adafactor=True)",
+         'use_cpu=; optim="adafactor"'),
+        ("from transformers import TrainingArguments\nTrainingArguments(ray_scope='all')",
+         "omit it: it has no successor"),
+        ("import torch\ntorch.symeig(x)", "torch.linalg.eigh"),
+        ("from torch.optim.lr_scheduler import ReduceLROnPlateau\nReduceLROnPlateau(o, verbose=True)",
+         "the same without verbose, and print(scheduler.get_last_lr())"),
+    ],
+)  # fmt: skip
+def test_advice_is_about_what_stands_there(code, advice):
+    (finding,) = module_findings(python_module("x.py", code))
+    assert finding.new == advice
+
+
 def there(name):
     parts = name.split(".")
     for count in range(len(parts), 0, -1):

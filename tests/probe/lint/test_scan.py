@@ -48,13 +48,6 @@ def test_odd_notebooks(tmp_path, text):
     assert scan_paths([str(tmp_path)]).findings == []
 
 
-def test_old_notebook_format(tmp_path):
-    cell = '{"cell_type": "code", "input": ["import torch_xla.core.xla_model as xm\\n", "xm.mark_step()"]}'
-    (tmp_path / "a.ipynb").write_text('{"worksheets": [{"cells": [' + cell + "]}]}")
-    (finding,) = scan_paths([str(tmp_path)]).findings
-    assert (finding.cell, finding.line) == (1, 2)
-
-
 def test_script_exported_from_a_notebook(tmp_path):
     (tmp_path / "a.py").write_text("!pip install torch_xla\n%matplotlib inline\n" + XM)
     (finding,) = scan_paths([str(tmp_path)]).findings

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 
@@ -269,7 +270,8 @@ class _Finder:
         guarding = () if row.id in self.table.moves else self.guarding
         if any(condition.covers(row, name) for condition in guarding):
             return
-        if any(text in self.module.text for text in row.unless.get("file", ())):
+        shown = {"file": self.module.text, "line": self.module.lines[node.lineno - 1]}
+        if any(re.search(text, shown[k]) for k in shown for text in row.unless.get(k, ())):
             return
         if self.has_alternative and is_import and row.status == "removed":
             return
@@ -279,7 +281,10 @@ class _Finder:
         if fix is not None and isinstance(node, NAMED):
             reason = left_alone(fix, call) or self._other_meaning(fix.imports)
             fix, remark = (None, f"not fixed: {reason}") if reason else (fix, remark)
-        self._add(row, self.module.span(node), _as_used(row, name, call), name, fix, remark)
+        used = [name.rpartition(".")[2], *(k.arg or "" for k in (call.keywords if call else ()))]
+        new = "; ".join(row.instead[one] for one in used if one in row.instead) or row.new
+        old = _as_used(row, name, call)
+        self._add(replace(row, new=new), self.module.span(node), old, name, fix, remark)
 
     def _add(
         self, row: OldCall, span: Span, old: str, name: str, fix: Fix | None, remark: str = ""

@@ -229,7 +229,7 @@ def _method(
         and "device" not in map(called_name, names.possible(call.args[0]))
     ):
         yield function, "cuda-device-text"
-    elif function.attr == "half" and not call.args and "save" not in holder(call):
+    elif function.attr == "half" and not call.args and not re.search("save|copy", holder(call)):
         yield function, "cuda-half"
     elif is_optimizer_step(call):
         yield function, "cuda-sync"
@@ -257,5 +257,4 @@ def _is_mask(taken: ast.Subscript, names: Names) -> bool:
         column = re.escape(source_text(taken.value)) + r"(?:\.\w+|\['.*'\])"  # of pandas
         is_column = re.fullmatch(column, source_text(index.left))
         return not isinstance(index.left, ast.Constant) and not is_column
-    is_read = isinstance(taken.ctx, ast.Load)
-    return is_read and _MASK.fullmatch(source_text(index)) is not None
+    return _MASK.fullmatch(source_text(index)) is not None

@@ -126,12 +126,12 @@ def _of_variable(node: ast.expr) -> list[Guard]:
 
 def early_test(node: ast.AST) -> ast.expr | None:
     """The test of an early return, or of an assertion."""
-    if isinstance(node, ast.If) and not (_ends(node.body) or _ends(node.orelse)):
+    if isinstance(node, ast.If) and not (ends(node.body) or ends(node.orelse)):
         return None
     return node.test if isinstance(node, ast.Assert | ast.If) else None
 
 
-def _ends(body: Sequence[ast.stmt]) -> bool:
+def ends(body: Sequence[ast.stmt]) -> bool:
     """Whether nothing behind a body runs after it: it returns, raises or exits."""
     last = body[-1] if body else None
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):

@@ -99,16 +99,12 @@ class Names:
             return []
         if root.id in ("self", "cls") or self.has_stars:
             return self.resolve(node, self.module)
-        found = (self.resolve(node, scope) for scope in self.binding(root.id))
+        found = (self.resolve(node, scope) for scope in self._binding.get(root.id, ()))
         return next(filter(None, found), [])
-
-    def binding(self, name: str) -> list[Scope]:
-        """The scopes that bind a name."""
-        return self._binding.get(name, [])
 
     def values(self, name: str) -> list[ast.expr | None]:
         """What a name is assigned, in every scope that binds it; None where that is unknown."""
-        return [b.value for scope in self.binding(name) for b in scope.bindings[name]]
+        return [b.value for s in self._binding.get(name, ()) for b in s.bindings[name]]
 
     def possible(self, node: ast.expr, steps: int = 3) -> list[ast.expr]:
         """What an expression may stand for, through names and conditions; itself where unknown."""

@@ -3,7 +3,6 @@
 import gc
 import os
 import re
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -28,7 +27,6 @@ from tpukit.probe.lint.source import (
     MASK,
     Module,
     decode_source,
-    embedded_modules,
     notebook_modules,
     python_module,
     read_bytes,
@@ -44,7 +42,6 @@ _SKIPPED_FOLDERS = {
 _SUFFIXES = (".py", ".ipynb", ".pyi")
 _FILES_FOR_WORKERS = 1500
 """Minimum number of files for worker processes, which take longer to start than they save below."""
-_IN_A_TEXT = "not fixed: inside a string literal"
 _NAMED_FILES = 20
 """Maximum number of named files that are parsed in any case, to report invalid ones."""
 
@@ -56,7 +53,6 @@ class ScanResult:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     files: int = 0
-    seconds: float = 0.0
 
 
 def scan_paths(paths: Sequence[str], *, moves: str = "") -> ScanResult:
@@ -67,7 +63,6 @@ def scan_paths(paths: Sequence[str], *, moves: str = "") -> ScanResult:
 
     Raises DataError where a path does not exist, or the only file that is named cannot be read.
     """
-    start = time.perf_counter()
     report = ScanResult()
     named = [Path(path) for path in paths]
     for path in named:
@@ -83,7 +78,7 @@ def scan_paths(paths: Sequence[str], *, moves: str = "") -> ScanResult:
     if len(files) == 1 and unread and not named[0].is_dir():
         raise DataError(unread[0], "Python 3 files and Jupyter notebooks can be scanned.")
     report.findings.sort(key=lambda f: (f.path, f.cell or 0, f.line, f.column))
-    report.files, report.seconds = len(files), time.perf_counter() - start
+    report.files = len(files)
     return report
 
 
@@ -134,8 +129,7 @@ def _scan(path: str, data: bytes, moves: str) -> tuple[list[Finding], list[str]]
     if path.endswith(".ipynb"):
         modules = notebook_modules(path, read_notebook(path, text))
     else:
-        main = python_module(path, text)
-        modules = [main, *embedded_modules(main)]
+        modules = [python_module(path, text)]
     found = [finding for module in modules for finding in module_findings(module, moves=moves)]
     return found, [note for module in modules for note in module.notes]
 
@@ -151,9 +145,9 @@ def module_findings(module: Module, *, moves: str = "") -> list[Finding]:
             place.new,
             place.since,
             place.status,
-            place.fix is not None and not module.embedded,
+            place.fix is not None,
             place.effect,
-            _IN_A_TEXT if place.fix is not None and module.embedded else place.remark,
+            place.remark,
         )
         for place in places_of(module, moves=moves)
         if not ignored(place, module.lines)

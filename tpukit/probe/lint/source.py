@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.errors import DataError
-from tpukit.probe.lint.syntax import calls_of
 
 LARGEST_BYTES = 20 << 20
 _MAGIC = re.compile(r"\s*(?:[!%?]|[\w.,\[\] ]+=\s*[!%])|.*\w\?{1,2}\s*$")
@@ -47,8 +46,6 @@ class Module:
     text: str
     chunks: list[Chunk]
     tree: ast.Module | None = None
-    embedded: bool = False
-    """Whether it is a string in another module; nothing is rewritten there."""
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -168,26 +165,16 @@ def read_notebook(path: str, text: str) -> Notebook:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: invalid notebook ({error})", "A notebook is JSON.") from None
     cells = document.get("cells") if isinstance(document, dict) else None
-    if cells is None and isinstance(document, dict):
-        cells = _version_3_cells(document)
     if not isinstance(cells, list):
-        raise DataError(
-            f"{path}: invalid notebook (no cells)", "Jupyter's formats 3 and 4 can be read."
-        )
+        raise DataError(f"{path}: invalid notebook (no cells)", "Save it in Jupyter's format 4.")
     return Notebook(document, [cell if isinstance(cell, dict) else {} for cell in cells])
-
-
-def _version_3_cells(document: dict[str, Any]) -> Any:
-    sheets = document.get("worksheets")
-    first = sheets[0] if isinstance(sheets, list) and sheets else None
-    return first.get("cells") if isinstance(first, dict) else None
 
 
 def cell_source(cell: dict[str, Any]) -> str:
     """A code cell's text; empty for another kind of cell."""
     if cell.get("cell_type") != "code":
         return ""
-    source = cell.get("source", cell.get("input", ""))
+    source = cell.get("source", "")
     if isinstance(source, list):
         return "".join(part for part in source if isinstance(part, str))
     return source if isinstance(source, str) else ""
@@ -226,23 +213,6 @@ def _common_indent(source: str) -> str:
 def with_indent(indent: str, text: str) -> str:
     """Undoes what was taken from a cell that is indented throughout."""
     return "\n".join(indent + line if line.strip() else line for line in text.split("\n"))
-
-
-def embedded_modules(module: Module) -> list[Module]:
-    """The files that `get_ipython().run_cell_magic('writefile', 'x.py', '...')` writes."""
-    found: list[Module] = []
-    if module.tree is None or "run_cell_magic" not in module.text:
-        return found
-    for node in calls_of("run_cell_magic", ast.walk(module.tree)):
-        values = [a.value for a in node.args if isinstance(a, ast.Constant)]
-        if len(values) != 3 or values[0] != "writefile":
-            continue
-        if str(values[1]).split(" ")[-1].endswith(".py"):
-            text = str(values[2])
-            # Every line of it stands on that one line.
-            chunks = [Chunk(n, 1, None, node.lineno - 1) for n in range(1, text.count("\n") + 2)]
-            found.append(Module(module.path, text, chunks, parse_python(text)[0], embedded=True))
-    return found
 
 
 def _written_file(path: str, source: str, number: int) -> Module:

@@ -33,6 +33,7 @@ _EVALUATES = re.compile(
 )
 _SCALES = re.compile("scaler|accelerator|fabric|deepspeed|engine|bf16|bfloat16", re.I)
 _FP16 = ("torch.float16", "torch.half")
+_STEPS = (*LOOPS, *FUNCTIONS)
 _ELSEWHERE = (*FUNCTIONS, ast.ClassDef, ast.Lambda)
 _own = partial(own_nodes, without=_ELSEWHERE)
 _OTHER_MODEL = re.compile(r"ema|teacher|target|averag|swa|frozen|lpips", re.I)
@@ -179,7 +180,7 @@ def never_in_eval(code: TrainingCode) -> Iterator[Mistake]:
     if _EVALUATION.search(code.text):
         return
     nodes = nodes_below(code.tree)
-    trained = {_model_called(n) for n in nodes if isinstance(n, LOOPS) and trains(n)}
+    trained = {_model_called(n) for n in nodes if isinstance(n, _STEPS) and trains(n)}
     bare = _without_gradients(nodes)
     found = [
         (loop.iter, model)
@@ -225,29 +226,33 @@ def with_gradients(
     code: TrainingCode, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 ) -> Iterator[Mistake]:
     """A function or a script that calls `eval()`, then reads a loader, with gradients."""
-    evaluates = _evaluations(node)
-    if not evaluates:
-        return
     name = getattr(node, "name", "")
+    evaluates = sorted(_evaluations(node), key=lambda call: call.lineno)
+    if not evaluates or name in _called_without_gradients(code):
+        return
     loops = [n for n in _own(node.body) if isinstance(n, LOOPS) and code.reads_a_loader(n)]
-    line = evaluates[0].lineno
-    loops = [n for n in loops if n.lineno > line or ((n.end_lineno or 0) > line and not trains(n))]
-    models, nodes = {holder(call).partition(".")[0] for call in evaluates}, nodes_below(code.tree)
-    if not name:  # of a script, another loop may be without gradients
-        bare = _without_gradients(nodes)
-        loops = [loop for loop in loops if id(loop) not in bare]
-    inner = [n for loop in loops for n in nodes_below(loop)]
-    called = {called_here(n) for n in inner} - {""}
-    if models.isdisjoint(n.id for n in inner if isinstance(n, ast.Name)):
-        return
-    training = {n.name for n in nodes if isinstance(n, FUNCTIONS) and trains(n)}
-    if called & training or any(map(trains, loops)):
-        return
-    parts = [n for n in nodes if getattr(n, "name", "") in called]
-    texts = map(ast.unparse, [*parts, *([node] if name else loops)])
-    if name not in _called_without_gradients(code) and not any(map(_NO_GRADIENTS.search, texts)):
-        where = f"{name}()" if name else "the script"
-        yield evaluates[0].func, "eval-with-gradients", f"{where} evaluates"
+    # Of a script, another loop may be without gradients.
+    whole, bare = (node, set()) if name else (None, _without_gradients(nodes_below(code.tree)))
+    for call in evaluates:
+        behind = [n for n in loops if (n.end_lineno or 0) > call.lineno
+                  and (n.lineno > call.lineno or not trains(n))]  # fmt: skip
+        loop = min(behind, key=lambda n: n.lineno, default=None)
+        model = holder(call).partition(".")[0]
+        if loop and id(loop) not in bare and _keeps_gradients(code, model, loop, whole or loop):
+            where = f"{name}()" if name else "the script"
+            yield call.func, "eval-with-gradients", f"{where} evaluates"
+            return
+
+
+def _keeps_gradients(code: TrainingCode, model: str, loop: ast.AST, around: ast.AST) -> bool:
+    """Whether a loop runs a model, trains nothing, and nothing around it switches them off."""
+    if model not in {n.id for n in nodes_below(loop) if isinstance(n, ast.Name)}:
+        return False
+    called = {called_here(n) for n in nodes_below(loop)} - {""}
+    parts = [n for n in nodes_below(code.tree) if getattr(n, "name", "") in called]
+    if trains(loop) or any(isinstance(n, FUNCTIONS) and trains(n) for n in parts):
+        return False
+    return not any(map(_NO_GRADIENTS.search, map(ast.unparse, [around, *parts])))
 
 
 def _evaluations(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module) -> list[ast.Call]:
@@ -265,7 +270,9 @@ def _called_without_gradients(code: TrainingCode) -> set[str]:
 def _model_called(loop: ast.AST) -> str:
     """What a loop calls that is named as a model: `model(x)`, `net.loss(x)`."""
     calls = (n.func for n in nodes_below(loop) if isinstance(n, ast.Call))
-    roots = (re.match(r"(?:self\.)?(\w*(?:model|net)\w*)\b", source_text(f), re.I) for f in calls)
+    roots = (
+        re.match(r"(?:self\.)?(\w*(?:model|net|classif)\w*)\b", source_text(f), re.I) for f in calls
+    )
     return next((root[1] for root in roots if root), "")
 
 
@@ -275,4 +282,6 @@ def _calibrates(loop: ast.AST) -> bool:
     kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
     used = [n.value for n in nodes if isinstance(n, kinds) and n.value]
     used += [value for call in calls_of("append", nodes) for value in call.args]
-    return not any(re.search(r"(?:model|net)\w*\.?\w*\(", source_text(u), re.I) for u in used)
+    return not any(
+        re.search(r"(?:model|net|classif)\w*\.?\w*\(", source_text(u), re.I) for u in used
+    )

@@ -14,7 +14,7 @@ from tpukit.probe.lint.syntax import called_name, holder, method_of, nodes_below
 Mistake = tuple[ast.expr | ast.stmt, str, str]
 """Place, rule's id, what stands there."""
 SCHEDULERS = "torch.optim.lr_scheduler."
-_LOADS = re.compile(r"load|dl\b|batches|_iter\b", re.I)
+_LOADS = re.compile(r"load|dl\b|batches|_iter\b|iterator", re.I)
 
 
 @dataclass

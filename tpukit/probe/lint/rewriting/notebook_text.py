@@ -11,23 +11,14 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 def with_sources(text: str, sources: Mapping[int, str]) -> str:
     """The notebook's text with new sources for some cells (their numbers, from 0)."""
     edits: list[tuple[int, int, str]] = []
-    for number, (cell, _) in enumerate(_elements(text, _cells_at(text))):
+    cells, _ = _members(text, _after_space(text, 0))["cells"]
+    for number, (cell, _) in enumerate(_elements(text, cells)):
         if number in sources:
-            members = _members(text, cell)
-            start, end = members["source"] if "source" in members else members["input"]
+            start, end = _members(text, cell)["source"]
             edits.append((start, end, _encoded(text[start:end], sources[number])))
     for start, end, new in reversed(edits):
         text = text[:start] + new + text[end:]
     return text
-
-
-def _cells_at(text: str) -> int:
-    """Offset of the list of cells, in Jupyter's format 4 or 3."""
-    members = _members(text, _after_space(text, 0))
-    if "cells" in members:
-        return members["cells"][0]
-    sheet, _ = next(_elements(text, members["worksheets"][0]))
-    return _members(text, sheet)["cells"][0]
 
 
 def _encoded(old: str, new: str) -> str:

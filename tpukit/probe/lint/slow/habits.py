@@ -66,6 +66,7 @@ _LONGEST = re.compile(
     r"max\((?:[(\[]|map\()?\s*(?:len\b|\w*len(?:gth)?s?\b|\w+(?:\[[^]]*\])?\.(?:size|shape))"
 )
 _PADS = ("True", "'longest'", "'max_length_in_batch'")
+_TO_THE_MODEL = re.compile(r"\bpad\([^\n]*model_max_length")
 _PADDING_COLLATOR = re.compile(
     r"DataCollator\w*(?:Padding|LanguageModeling|Seq2Seq|TokenClassification)"
 )
@@ -213,12 +214,10 @@ class _Visitor:
                 self._is_paired, self._function = _are_paired(child), child
             if isinstance(child, ast.Call):
                 self._call(child, inner, under)
-            if self.uses_xla and isinstance(child, ast.Lambda):
-                self._steps.look_at_lambda(child)
-            if isinstance(child, ast.FunctionDef) and self.uses_xla and _pads(child):
-                self.emit(child, "padding-to-longest", f"{child.name}() pads to the longest")
             if self._has_steps:
                 self._steps.look_at(child, inner)
+            if isinstance(child, ast.FunctionDef) and self.uses_xla and _pads(child):
+                self.emit(child, "padding-to-longest", f"{child.name}() pads to the longest")
             if isinstance(child, ast.If):
                 self.walk_if(child, inner, under)
             else:
@@ -308,17 +307,17 @@ class _Visitor:
         if (
             padding
             and re.search("token|pad|collat|process", called := source_text(node.func), re.I)
-            and ("ollat" in called or not self._is_once(node))
+            and ("ollat" in called or (not self._is_once(node) and "pretrained" not in called))
         ):
             self.emit(node.func, "padding-to-longest", f"{called}(padding={padding})")
         elif _PADDING_COLLATOR.fullmatch(called_name(node)) and not _ONE_LENGTH.search(self._text):
             self.emit(node.func, "padding-to-longest", f"{called_name(node)}(...)")
-        if name == "torch.nn.utils.rnn.pad_sequence" and "model_max_length" not in self._text:
+        if name == "torch.nn.utils.rnn.pad_sequence" and not _TO_THE_MODEL.search(self._text):
             self.emit(node.func, "padding-to-longest", "pad_sequence(...)")
 
     def _is_once(self, node: ast.Call) -> bool:
         """Whether a data set is padded as a whole (in no loop, by what runs once), or tokens are
-        compared with the truncated ones and go no further."""
+        compared with the truncated ones and go no further, or a list is made text by text."""
         kinds = (ast.Assign, ast.Lambda, *FUNCTIONS, *LOOPS)
         around = [n for n in nodes_below(self._tree) if isinstance(n, kinds)
                   and n.lineno <= node.lineno <= (n.end_lineno or 0)]  # fmt: skip
@@ -326,7 +325,8 @@ class _Visitor:
         functions = {n.name for n in around if isinstance(n, FUNCTIONS)}
         in_turn = any(isinstance(n, (ast.Lambda, *LOOPS)) for n in around)
         is_whole = assigned and not in_turn and functions <= self._run_once
-        return bool(is_whole) or "untruncated" in assigned
+        by_text = isinstance(self._loaders.parents.get(node), ast.ListComp)
+        return bool(is_whole) or by_text or "untruncated" in assigned
 
     @cached_property
     def _run_once(self) -> set[str]:
@@ -338,14 +338,11 @@ class _Visitor:
     def _loader(self, node: ast.Call) -> None:
         whole_call = ast.Call(node.func, node.args, self.names.keywords(node))
         given = {keyword.arg for keyword in whole_call.keywords}
-        size = argument(whole_call, "batch_size", 1)
-        sizes = map(source_text, self.names.possible(size)) if size else ()
-        option = getattr(size, "attr", "\0").replace("_", "[-_]")
-        by_default = rf"--{option}[\"'][^)]*default\s*=\s*1\b"
-        whole = set(sizes) <= {"1", "None"} or re.search(by_default, self._text)
         drop = argument(whole_call, "drop_last", 8)
         kept = drop is None or (isinstance(drop, ast.Constant) and not drop.value)
-        if whole or not kept or given & {None, "batch_sampler"} or "streaming=True" in self._text:
+        if not kept or given & {None, "batch_sampler"} or "streaming=True" in self._text:
+            return
+        if self._loaders.fills_batches(whole_call, self._text):
             return
         if self._loaders.feeds_training(node):
             old = "DataLoader(...) without drop_last"

@@ -23,6 +23,8 @@ _KEPT_WHOLE = re.compile(
 _TRAINING = re.compile(r"(?<!s)train|(?:^|_)trn?(?:$|_)")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SHUFFLES = re.compile(r"(?:Distributed|Random)Sampler\((?!.*shuffle=(?!True))")
+_ROWS = {"MNIST": 60_000, "FashionMNIST": 60_000, "CIFAR10": 50_000, "CIFAR100": 50_000}
+"""Data set -> samples for training."""
 _DATA = ("dataset", "sampler")
 
 
@@ -32,12 +34,12 @@ class Loaders:
     def __init__(self, tree: ast.Module, names: Names) -> None:
         self._tree = tree
         self._names = names
-        self._parents = {child: node for node in nodes_below(tree) for child in children(node)}
+        self.parents = {child: node for node in nodes_below(tree) for child in children(node)}
 
     def feeds_training(self, call: ast.Call) -> bool:
         """Whether names around it, its `shuffle` or a loop with a backward pass show that."""
         words = " ".join(self._words(call))
-        is_counted = called_name(self._parents.get(call, call)) == "len"  # and no more
+        is_counted = called_name(self.parents.get(call, call)) == "len"  # and no more
         if _KEPT_WHOLE.search(words) or is_counted or self._one_batch(call):
             return False
         loops = self._loops_over(call)
@@ -52,13 +54,26 @@ class Loaders:
         shuffles |= any(_SHUFFLES.search(source_text(value)) for value in shares)
         return bool(_TRAINING.search(words)) or shuffles or any(map(trains, loops))
 
+    def fills_batches(self, call: ast.Call, text: str) -> bool:
+        """Whether none is smaller: batches of 1 (also by a command line's default) or of a size
+        that divides a public data set."""
+        size, data = argument(call, "batch_size", 1), argument(call, "dataset", 0)
+        option = getattr(size, "attr", "\0").replace("_", "[-_]")
+        defaults = re.findall(rf"--{option}[\"'][^)]*default\s*=\s*(\d+)\b", text)
+        sizes = set(defaults or (map(source_text, self._names.possible(size)) if size else ()))
+        values = self._names.possible(data) if data and not argument(call, "sampler") else ()
+        made = [_ROWS.get(called_name(value), 0) for value in values]
+        divides = (s.isdigit() and n > 0 and n % int(s) == 0 for n in made or [0] for s in sizes)
+        return sizes <= {"1", "None"} or all(divides)
+
     def _words(self, call: ast.Call) -> Iterator[str]:
         """Names of what it is assigned to, of its data, and of the function around it."""
         data = [*call.args[:1], *(k.value for k in call.keywords if k.arg in _DATA)]
         yield from (_words_of(name) for value in data for name in _names_in(value))
         for node, inner in self._around(call):
             if isinstance(node, FUNCTIONS):
-                yield _words_of(node.name)
+                name = _words_of(node.name)
+                yield "" if _TRAINING.search(name) and _KEPT_WHOLE.search(name) else name
                 return
             if isinstance(node, ast.Assign):
                 yield from (_words_of(name) for t in node.targets for name in _names_in(t))
@@ -74,9 +89,9 @@ class Loaders:
 
     def _around(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         """The nodes around a node, innermost first, each with the one inside it."""
-        while node in self._parents:
-            yield self._parents[node], node
-            node = self._parents[node]
+        while node in self.parents:
+            yield self.parents[node], node
+            node = self.parents[node]
 
     def _targets(self, call: ast.Call) -> set[str]:
         """The plain names that hold the loader."""

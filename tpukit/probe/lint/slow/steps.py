@@ -2,12 +2,13 @@
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import cache, partial
 
 from tpukit.knowledge.calls import name_group
 from tpukit.probe.lint.cuda_forms import is_optimizer_step
-from tpukit.probe.lint.names import Names, Scope
+from tpukit.probe.lint.guards import ends
+from tpukit.probe.lint.names import Names, Scope, imported_roots
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
@@ -15,6 +16,7 @@ from tpukit.probe.lint.syntax import (
     calls_of,
     children,
     holder,
+    method_of,
     nodes_below,
     source_text,
 )
@@ -22,7 +24,7 @@ from tpukit.probe.lint.syntax import (
 _READS = ("item", "tolist", "numpy", "cpu")
 _SELDOM = re.compile(
     r"%(?! 1\b)|log|print|verbose|debug|report|every|interval|eval|profil|random\(\) ?<=? ?0?\.\d"
-    r"|\b(?:\w*step|\w*iter|\w*idx|i) ?== |(?:<=?|==) ?[1-9]\d*$",
+    r"|\b(?:\w*step|\w*iter|\w*idx|\w*batch|i|it)(?: \+ 1)? ?== |(?:<=?|==) ?[1-9]\d*$",
     re.I,
 )
 _ON_TPU = re.compile(r"xla|tpu", re.I)
@@ -30,13 +32,17 @@ _OFF_TPU = re.compile(r"\b(?:use_|has_|is_)?(?:cuda|gpu|mps)(?!_?id)|[\"']cpu", 
 _NEGATED = re.compile(r"\bnot\b|!=")
 _LOSS = re.compile(r"loss", re.I)
 _LOADS = re.compile(r"load|dl\b|batches|_iter\b|epoch|_set\b|dataset", re.I)
+_ON_HOST = re.compile(r"(?:np|numpy|math)\.|torch\.(?:t|\w*T)ensor\(")
+_SENDS = re.compile(r"device|cuda|\.to\(")
+_OF_OBJECTS = (ast.Is, ast.IsNot, ast.In, ast.NotIn)
 _NUMBER_TESTS = ("isnan", "isinf", "isfinite")
 _TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 _BODIES = (*LOOPS, *FUNCTIONS)
 _OWN_BODY = (*_BODIES, ast.ClassDef, ast.Lambda)
 _OVER = ("iter", "target")
 _JOINS = ("cat", "concat", "hstack")
-_LAYERS = re.compile(r"layer|block|module|conv|stage|\bups?\b|zip\(", re.I)
+_PARTS = re.compile(r"layer|block|module|conv|stage|\bups?\b|zip\(|file|path|folder", re.I)
+"""A loop over a network's layers, or the files of a data set."""
 _ACTS = re.compile(r"(?:select|choose|take|sample|get)_?actions?|act(?:ion)?", re.I)
 """Functions that reinforcement learning calls at each step of an environment."""
 Emit = Callable[[ast.expr | ast.stmt, str, str], None]
@@ -50,10 +56,13 @@ class Steps:
         self._names = names
         self._emit = emit
         self._uses_xla = uses_xla
+        self._loads_on_host = imported_roots(tree).isdisjoint({"torch_xla", "accelerate"})
         self._step_functions = cache(partial(_step_functions, tree))
 
     def look_at(self, node: ast.AST, scope: Scope) -> None:
         """Reports the waits of a loop's or a function's own body, if that is a step."""
+        if isinstance(node, ast.Lambda) and self._uses_xla:
+            self._look_at_lambda(node)
         if not isinstance(node, _BODIES):
             return
         is_function = isinstance(node, FUNCTIONS)
@@ -61,7 +70,7 @@ class Steps:
         is_step = self._uses_xla and (name == "training_step" or bool(_ACTS.fullmatch(name)))
         if self._uses_xla and isinstance(node, LOOPS):
             over, target = (source_text(getattr(node, part, ast.Constant(""))) for part in _OVER)
-            for call in () if _LAYERS.search(over) else _grown(node.body, {target}):
+            for call in () if _PARTS.search(over) else _grown(node.body, {target}):
                 self._emit(call.func, "growing-shape", source_text(call)[:60])
         is_step |= any(self._is_step(n, scope, is_function) for n in _nodes(node.body))
         if not is_step and not (
@@ -70,14 +79,15 @@ class Steps:
             return
         nodes = list(_nodes(node.body, every_step=True))
         if is_step:
-            self._reads(nodes)
+            is_loader = self._loads_on_host and isinstance(node, ast.For)
+            self._reads(nodes, _on_host(node, nodes) if is_loader else set())  # type: ignore[arg-type]
         if self._uses_xla:
             self._cuts(node, scope)
         for inner in nodes:
             if isinstance(inner, ast.Call):
                 self._wait(inner, scope)
 
-    def look_at_lambda(self, node: ast.Lambda) -> None:
+    def _look_at_lambda(self, node: ast.Lambda) -> None:
         """Reports a function of a loss that reads it: a library calls it with each step's."""
         given = {argument.arg for argument in node.args.args}
         call = node.body
@@ -90,8 +100,8 @@ class Steps:
         """Whether a node is a backward pass, or in a loop a sync."""
         if not isinstance(node, ast.Call):
             return False
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "backward":
-            return self._uses_xla or "accelerator" in source_text(node.func.value).lower()
+        if method_of(node) == "backward" and len(node.args) < 2:  # a network's takes more
+            return self._uses_xla or "accelerator" in holder(node).lower()
         if self._uses_xla and is_optimizer_step(node):
             return True  # with the backward pass in a loop over micro-batches
         if not self._uses_xla or is_function:
@@ -104,9 +114,11 @@ class Steps:
         return not name_group("ends-a-step").isdisjoint(self._names.resolve(node.func, scope))
 
     # -- reads ------------------------------------------------------------------------------------
-    def _reads(self, nodes: Sequence[ast.AST]) -> None:
+    def _reads(self, nodes: Sequence[ast.AST], on_host: Container[str]) -> None:
+        """on_host: names of what has not been sent to the device."""
         read = _names_read(nodes)
-        calls = [n for n in nodes if isinstance(n, ast.Call) and _is_read(n, read)]
+        calls = [n for n in nodes if isinstance(n, ast.Call) and _is_read(n, read)
+                 and re.split(r"\W", source_text(n), maxsplit=1)[0] not in on_host]  # fmt: skip
         # `loss.cpu().item()` is one read: the outermost.
         inner = {id(n) for call in calls for n in ast.walk(call) if n is not call}
         for call in calls:
@@ -155,8 +167,7 @@ class Steps:
 def _grown(block: Sequence[ast.stmt], made: set[str]) -> Iterator[ast.Call]:
     """`x = torch.cat([x, y])` on the device, of an x that is not `made` anew around the block."""
     assigns = [s for s in block if isinstance(s, ast.Assign) and called_name(s.value) not in _JOINS]
-    made = made | {name for s in assigns for outer in s.targets
-                   for name in map(source_text, getattr(outer, "elts", [outer]))
+    made = made | {name for s in assigns for name in _bound(s)
                    if not source_text(s.value).startswith((f"{name}.", f"{name}["))}  # fmt: skip
     for statement in block:
         call = statement.value if isinstance(statement, ast.Assign) else None
@@ -176,6 +187,17 @@ def _step_functions(tree: ast.Module) -> set[str]:
     return {f.name for f in functions if calls_of("backward", _nodes(f.body))}
 
 
+def _on_host(loop: ast.For, nodes: Sequence[ast.AST]) -> set[str]:
+    """What a loop takes from a loader, also unpacked, and sends nowhere."""
+    found = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    for node in sorted((n for n in nodes if isinstance(n, ast.Assign)), key=lambda n: n.lineno):
+        value = node.value.value if isinstance(node.value, ast.Subscript) else node.value
+        found -= (made := set(_bound(node)))
+        found |= made if source_text(value) in found else set()
+    alone = (n.value for n in nodes if isinstance(n, ast.Expr))
+    return found - {holder(c) for c in alone if method_of(c) in ("to", "cuda")}  # type: ignore[arg-type]
+
+
 def _names_read(nodes: Sequence[ast.AST]) -> set[str]:
     """Names that hold a Python number: assigned from a read in the step."""
     found: set[str] = set()
@@ -190,14 +212,14 @@ def _names_read(nodes: Sequence[ast.AST]) -> set[str]:
 
 def _losses_computed(nodes: Sequence[ast.AST]) -> set[str]:
     """Names of losses that the step computes."""
-    return {
-        target.id
-        for node in nodes
-        if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Constant)
-        for outer in node.targets
-        for target in (outer.elts if isinstance(outer, ast.Tuple) else [outer])
-        if isinstance(target, ast.Name) and _LOSS.search(target.id)
-    }
+    made = [n for n in nodes if isinstance(n, ast.Assign) and not isinstance(n.value, ast.Constant)]
+    return {name for node in made for name in _bound(node) if _LOSS.search(name)}
+
+
+def _bound(node: ast.Assign) -> list[str]:
+    """What an assignment binds, as code."""
+    parts = (part for outer in node.targets for part in getattr(outer, "elts", [outer]))
+    return list(map(source_text, parts))
 
 
 def _formatted(text: ast.BinOp | ast.FormattedValue) -> list[str]:
@@ -211,9 +233,12 @@ def _formatted(text: ast.BinOp | ast.FormattedValue) -> list[str]:
 def _tests_a_tensor(test: ast.expr, tensors: set[str]) -> bool:
     """`loss > 10`, `torch.isnan(loss)`."""
     for node in ast.walk(test):
-        if isinstance(node, ast.Compare) and _is_ordering(node):
+        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], _OF_OBJECTS):
             sides = [node.left, *node.comparators]
-            if any(isinstance(s, ast.Name) and s.id in tensors for s in sides):
+            kinds = {type(s.value) for s in sides if isinstance(s, ast.Constant)}
+            if kinds <= {int, float} and any(
+                isinstance(s, ast.Name) and s.id in tensors for s in sides
+            ):
                 return True
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             named = (a.id for a in node.args if isinstance(a, ast.Name))
@@ -224,26 +249,27 @@ def _tests_a_tensor(test: ast.expr, tensors: set[str]) -> bool:
     return False
 
 
-def _is_ordering(node: ast.Compare) -> bool:
-    orders = isinstance(node.ops[0], ast.Lt | ast.Gt | ast.LtE | ast.GtE | ast.Eq | ast.NotEq)
-    other = node.comparators[0]
-    is_text = isinstance(other, ast.Constant) and not isinstance(other.value, int | float)
-    return orders and not is_text
-
-
 def _is_read(node: ast.Call, numbers: set[str]) -> bool:
     """`loss.item()`, `float(loss)`, `print(loss)`. numbers: names that were read already."""
-    if isinstance(node.func, ast.Attribute):
-        base = node.func.value
-        known = isinstance(base, ast.Name) and base.id in numbers and node.func.attr != "item"
-        return node.func.attr in _READS and not node.args and not known
-    if isinstance(node.func, ast.Name) and node.func.id in ("float", "print"):
-        # `print(loss.item())` is found at its `.item()`.
-        inner = [n for argument in node.args for n in ast.walk(argument)]
-        names = {n.id for n in inner if isinstance(n, ast.Name)} - numbers
-        shows_loss = any(_LOSS.search(name) for name in names)
-        return shows_loss and not any(isinstance(n, ast.Call) and _is_read(n, set()) for n in inner)
-    return False
+    function = node.func
+    if isinstance(function, ast.Name):
+        return function.id in ("float", "print") and _takes_a_loss(node, numbers)
+    if not isinstance(function, ast.Attribute) or function.attr not in _READS or node.args:
+        return False
+    base = source_text(function.value)
+    is_known = base in numbers and function.attr != "item"
+    return not is_known and (not _ON_HOST.match(base) or bool(_SENDS.search(base)))
+
+
+def _takes_a_loss(call: ast.Call, numbers: set[str]) -> bool:
+    """Not in a read of its own, which is found there; `losses.avg` is a number."""
+    inner = [n for argument in call.args for n in ast.walk(argument)]
+    methods = {id(n.func) for n in inner if isinstance(n, ast.Call)}
+    fields = {id(n.value) for n in inner if isinstance(n, ast.Attribute) and n.attr != "data"
+              and id(n) not in methods}  # fmt: skip
+    names = {n.id for n in inner if isinstance(n, ast.Name) and id(n) not in fields}
+    shows_loss = any(_LOSS.search(name) for name in names - numbers)
+    return shows_loss and not any(isinstance(n, ast.Call) and _is_read(n, set()) for n in inner)
 
 
 def _nodes(body: list[ast.stmt], *, every_step: bool = False) -> Iterator[ast.AST]:
@@ -266,12 +292,12 @@ def _nodes(body: list[ast.stmt], *, every_step: bool = False) -> Iterator[ast.AS
             # Gradients that are accumulated: `if (i + 1) % n == 0: optimizer.step()`.
             if _SELDOM.search(test) and not any(map(is_optimizer_step, calls)):
                 continue
-            if isinstance(node.body[-1], ast.Return | ast.Raise | ast.Break):
+            if ends(node.body):
                 yield node
                 stack.extend((node.test, *node.orelse))
                 continue
-            if off_tpu(test) or on_tpu(test):
-                stack.extend(node.orelse if off_tpu(test) else (node.test, *node.body))
+            if (is_off := off_tpu(test)) or _ON_TPU.search(test):
+                stack.extend(node.orelse if is_off else (node.test, *node.body))
                 continue
         yield node
         stack += children(node)
@@ -282,7 +308,3 @@ def off_tpu(test: str) -> bool:
     if _ON_TPU.search(test):
         return bool(_NEGATED.search(test))
     return bool(_OFF_TPU.search(test)) and not _NEGATED.search(test)
-
-
-def on_tpu(test: str) -> bool:
-    return bool(_ON_TPU.search(test)) and not _NEGATED.search(test)
