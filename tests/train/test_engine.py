@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ from fake_backend import FakeBackend
 from tiny_task import Rows, Tiny, Weighted
 
 from tpukit.errors import ConfigError, NonFiniteLossError, UsageError
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend
 from tpukit.io.interrupts import StopRequest
 from tpukit.train import plan
+from tpukit.train.checkpoint import open_checkpoint
 from tpukit.train.config import TrainConfig
-from tpukit.train.learner import build_learner, weighted_sums
+from tpukit.train.learner import build_learner, load_learner, weighted_sums
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder, open_run
@@ -285,3 +289,17 @@ def test_a_lost_digest_is_an_error(request_for):
 def test_members_of_earlier_versions_name_their_successors(removed):
     with pytest.raises(TypeError, match=rf"Old\.{removed} is no longer called: .*artifacts"):
         type("Old", (Tiny,), {removed: lambda self, *arguments: {}})
+
+
+def test_a_run_that_goes_on_with_other_ranks_draws_new_numbers(request_for):
+    """Its ranks' generators are those of no rank before: the first drop-out must not come again."""
+    backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
+    request = request_for(Tiny(dropout=0.5), max_steps=3)
+    train_run(request, backend, silent)
+    checkpoint = open_checkpoint(next(request.folder.checkpoints.glob("step-*3")))
+    state = replace(checkpoint.state, random=checkpoint.state.random * 2)
+    drawn = []
+    for found in (None, replace(checkpoint, state=state), checkpoint):
+        load_learner(request.task, request.config, backend, found, request.task.datasets())
+        drawn.append(torch.rand(4))
+    assert not any(torch.equal(*pair) for pair in combinations(drawn, 2))

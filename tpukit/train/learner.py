@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend, BackendState, Batch
+from tpukit.io.ranges import LARGEST_SEED
 from tpukit.train.checkpoint import Checkpoint, persistent_buffers
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
@@ -324,7 +325,9 @@ def load_learner(
     seed_everything(config.global_seed)
     model = initial_model(task, backend, config, checkpoint, data)
     learner = build_learner(task, backend, model, config)
-    backend.load_state({"seed": config.global_seed})
+    # From the step on as well: a run that goes on with other ranks must not draw the same again.
+    steps_done = 0 if checkpoint is None else checkpoint.state.step
+    backend.load_state({"seed": (config.global_seed + steps_done) % (LARGEST_SEED + 1)})
     if checkpoint is None:
         return learner
     tensors = checkpoint.tensors("optimizer")
@@ -334,7 +337,7 @@ def load_learner(
         kept = {**checkpoint.tensors("model"), **checkpoint.tensors("ema")}
         backend.load(learner.ema.weights, kept)
     backend.load({"window": learner.window}, {"window": torch.tensor(checkpoint.state.window)})
-    learner.steps_done = checkpoint.state.step
+    learner.steps_done = steps_done
     backend.load_state({"scaler": checkpoint.state.scaler})
     if len(checkpoint.state.random) == backend.world_size:
         backend.load_state({"random": checkpoint.state.random[backend.rank]})
