@@ -1,7 +1,8 @@
 """Validation: metrics from rows, several sets, the best metric, early stopping, the hook."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from tpukit.train.monitor import CompilationWatch
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.run import train_run
-from tpukit.train.run_folder import RunFolder, open_run
+from tpukit.train.run_folder import RunFolder, TrainedRun, open_run
 from tpukit.train.run_log import read_metrics
 from tpukit.train.schedule import BestMetric, parse_best_metric
 from tpukit.train.task import VALIDATION_EPOCH, Datasets, MicroBatch, PlanSettings, SampleKey
@@ -192,6 +193,55 @@ def test_a_mean_counts_every_sample_once(ranks, samples, rows, loss_a_row, compi
     errors = [(y - found).square().mean() for y, found in zip(wanted, outputs, strict=True)]
     assert loss / weight == pytest.approx(float(torch.stack(errors).mean()), rel=1e-5)
     assert worst / weight == pytest.approx(float(torch.stack(errors).sqrt().mean()), rel=1e-5)
+
+
+class Placed(Ranked):
+    """Keeps what it makes of its data path; its artifact is a number of samples."""
+
+    def __init__(self, data_path=Path("20"), more: int = 0) -> None:
+        super().__init__()
+        self.samples = int(Path(data_path).name) + more
+
+    def datasets(self):
+        return Datasets(Rows(64), Numbered(self.samples, 5))
+
+
+@dataclass
+class Described(Placed):
+    data_path: str = "20"
+    more: int = 0
+
+    def __post_init__(self):
+        Placed.__init__(self, self.data_path, self.more)
+
+
+@pytest.mark.parametrize("task", [Placed(more=1), Described(more=1)])
+def test_another_data_path_replaces_all_that_a_task_made_of_its_own(task):
+    request = EvaluationRequest(data_path=Path("a/11"))
+    fields = metrics_of_run(task, task.build_model(None).eval(), FakeBackend(), request, print)
+    assert (fields["samples"], task.samples) == (12, 21)
+
+
+def test_another_data_path_of_a_task_without_one_is_refused():
+    with pytest.raises(UsageError, match="takes no `data_path` that --data-path could replace"):
+        metrics_of_run(Mean(), None, FakeBackend(), EvaluationRequest(data_path=Path("a")), print)
+
+
+@pytest.mark.parametrize(
+    ("data", "data_path", "name", "folder"),
+    [
+        ("valid", None, "valid", "test-valid"),
+        ("valid", "own", "valid", "test-valid"),
+        ("valid", "a/b", "a/b/valid", "test-a-b-valid"),
+        ("/c/valid", "a", "/c/valid", "test-c-valid"),
+        ("", None, "", "test"),
+        ("", "a", "a", "test-a"),
+    ],
+)
+def test_each_data_path_has_a_folder_of_its_own(tmp_path, data, data_path, name, folder):
+    run = TrainedRun(tmp_path, "tiny", None, {}, {"data_path": "./own"}, None)
+    request = EvaluationRequest(data_path=data_path and Path(data_path), run=run)
+    assert (request.named(data), request.folder(data)) == (name, tmp_path / folder)
 
 
 @pytest.mark.parametrize(("packed", "limit"), [(False, 4), (False, 100), (True, 4)])

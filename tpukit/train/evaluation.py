@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
+from inspect import signature
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from tpukit.train.learner import BatchSums
 from tpukit.train.loader import LoaderSettings, SeeBatch, make_loader
 from tpukit.train.monitor import CompilationWatch, shapes_of
 from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task, overrides
+from tpukit.train.weights import arguments_of
 
 if TYPE_CHECKING:
     from tpukit.train.learner import Learner
@@ -179,7 +180,8 @@ def metrics_of_run(
     metrics = backend.all_gather_objects(metrics)[0]
     text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
     log(f"{samples} samples: {text}")
-    return {"task": task.name, "samples": samples, "metrics": metrics}
+    named = request.named("valid")
+    return {"task": task.name, "data": named, "samples": samples, "metrics": metrics}
 
 
 def mean_values(
@@ -194,16 +196,18 @@ def mean_values(
 
 
 def _with_data_path(task: Task, request: EvaluationRequest) -> Task:
+    """The task made anew with the request's data path, from which it may have made others."""
     if request.data_path is None:
         return task
-    if not hasattr(task, "data_path"):
+    given = arguments_of(task)
+    if "data_path" not in signature(task.options or type(task)).parameters:
         raise UsageError(
-            f"task {task.name!r} keeps no `data_path` that --data-path could replace.",
-            "Keep it in `__init__`: `self.data_path = data_path`.",
+            f"task {task.name!r} takes no `data_path` that --data-path could replace.",
+            "Give its constructor one: `def __init__(self, data_path=...)`.",
         )
-    other = copy(task)
-    other.data_path = type(other.data_path)(request.data_path)
-    return other
+    kind = type(given.get("data_path") or "")
+    other = type(task)(**{**given, "data_path": kind(request.data_path)})
+    return other.restore(request.run.checkpoint.artifacts() if request.run else {})
 
 
 def _alone(micro_batches: Sequence[MicroBatch], samples: set[int]) -> Iterator[MicroBatch]:

@@ -49,10 +49,11 @@ def evaluate_classes(
     if len(damaged) == len(images):
         raise DataError("no image is left to test.", "Name others: --data FOLDER")
     images = images.part(np.flatnonzero(readable))
-    out = request.folder(request.data or "valid")
+    data = request.data or "valid"
+    out = request.folder(data)
     with writing_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-        fields = _report(task, images, probabilities[readable], out, request.data or "valid", log)
+        fields = _report(task, images, probabilities[readable], out, request.named(data), log)
     return {**fields, "damaged": [*damaged]}
 
 
@@ -87,9 +88,7 @@ def _test_images(task: ImageTraining, request: EvaluationRequest, log: Log) -> L
     if request.data in (None, "valid"):
         train, valid = listing.find_training_images(config, classes)
         if not len(valid):
-            raise DataError(
-                "the data has no validation images.", "Name listing.labelled images: --data FOLDER"
-            )
+            raise DataError("the data has no validation images.", "Name others: --data FOLDER")
         learned = request.run.checkpoint.state.identity.get("data") if request.run else None
         if learned not in (None, f"{train.digest()}{valid.digest()}"):
             log("warning: these are not the images or the parts that the run was trained with:"

@@ -74,7 +74,7 @@ def evaluate_run(
     source = named or Path(trained.config.data_path)
     rows = request.chosen(read_references(source, trained.formats.style.columns))
     metrics, scored, skipped = evaluate_summaries(trained, source, rows, log)
-    folder = request.folder(named or "")
+    folder = request.folder(request.data or "")
     shown = {"best": scored[::-1][:SHOWN], "worst": scored[:SHOWN]}
     if trained.backend.is_main:
         write_predictions(folder, scored)
