@@ -104,12 +104,25 @@ def test_rows_of_ranks_come_in_the_order_of_the_data():
 )
 def test_what_is_not_one_value_a_row_is_named(train, returned, told):
     class Wrong(Ranked):
-        def accumulate(self, model, batch):
+        def validation_rows(self, model, batch):
             return returned(batch)
 
     with pytest.raises(UsageError, match=told) as caught:
         train(Wrong(), max_steps=2)
-    assert "Wrong.accumulate" in caught.value.message
+    assert "Wrong.validation_rows" in caught.value.message
+
+
+def test_rows_of_several_shapes_are_named(train):
+    """Of a task that pads each batch to its longest sample."""
+
+    class Padded(Ranked):
+        def validation_rows(self, model, batch):
+            return {"score": batch["x"][:, : int(batch["number"].max()) % 3 + 1]}
+
+    with pytest.raises(
+        UsageError, match=r"rows of the shapes .*\(1,\).* in one batch and .*\(2,\)"
+    ):
+        train(Padded(), max_steps=2)
 
 
 def test_what_is_not_a_number_is_named(train):
@@ -286,7 +299,7 @@ def test_outputs_are_of_each_sample_in_the_order_of_the_data():
 
     class Shuffled(Mean):
         def evaluation_batches(self, data, settings):
-            assert settings.fixed_shapes is backend.compiles
+            assert settings.compiles is backend.compiles
             for samples in ([6, 1, 3], [2], [0, 5, 4, 7]):
                 keys = tuple(SampleKey(VALIDATION_EPOCH, sample) for sample in samples)
                 yield MicroBatch(keys, settings.micro_rows)

@@ -53,9 +53,7 @@ def infer(
         rows = rows_on_host({"outputs": found}, batch, forward, backend)
         return {**rows, "mask": np.ones(len(rows["mask"]))}
 
-    rows = rows_per_device * backend.devices
-    settings = PlanSettings(rows, rows, backend.devices, seed=0, compiles=backend.compiles)
-    micro_batches = list(task.evaluation_batches(data, settings))
+    micro_batches = _batches(task, data, backend, rows_per_device * backend.devices)
     if not micro_batches:
         raise DataError("infer: the data set has no samples.", "Check its path.")
     # Filled rows stay: what a sample gives does not depend on how many come with it.
@@ -111,6 +109,12 @@ def in_data_order(parts: Sequence[Sequence[Rows]], micro_batches: Sequence[Micro
          for name in ranks[0]}
         for ranks, micro in zip(zip(*parts, strict=True), micro_batches, strict=True)
     ]  # fmt: skip
+    shapes = [{name: v.shape[1:] for name, v in batch.items() if name != "mask"} for batch in whole]
+    if odd := [shape for shape in shapes if shape != shapes[0]]:
+        raise UsageError(
+            f"rows of the shapes {shapes[0]} in one batch and {odd[0]} in another.",
+            "Pad them to one size, or return a value a row.",
+        )
     rows = {name: np.concatenate([batch[name] for batch in whole]) for name in whole[0]}
     samples = np.array([key.sample for micro in micro_batches for key in micro.keys])
     order = np.argsort(samples, kind="stable")
@@ -162,13 +166,11 @@ def metrics_of_run(
             "Add `def evaluate(self, model, backend, request, log)` to the task class;"
             " docs/own_task.py has one.",
         )
-    rows = request.batch_size or ROWS_PER_DEVICE * backend.devices
-    settings = PlanSettings(rows, rows, backend.devices, request.seed, compiles=backend.compiles)
     sums, watch = BatchSums(task, backend, model), CompilationWatch(backend)
     metrics: dict[str, float] = {}
     samples = 0
     for name, data in sets.items():
-        micro_batches = list(task.evaluation_batches(data, settings))
+        micro_batches = _batches(task, data, backend, request.batch_size, request.seed)
         if request.limit is not None:
             micro_batches = list(_alone(micro_batches, {*request.chosen(range(len(data)))}))
         samples += sum(len(micro.keys) for micro in micro_batches)
@@ -188,11 +190,17 @@ def mean_values(
     task: Task, model: nn.Module, backend: Backend, data: SampleSource
 ) -> dict[str, float]:
     """The means of what the loss returns over a data set; every rank must call it."""
-    rows = ROWS_PER_DEVICE * backend.devices
-    settings = PlanSettings(rows, rows, backend.devices, seed=0, compiles=backend.compiles)
-    micro_batches = list(task.evaluation_batches(data, settings))
     sums, watch = BatchSums(task, backend, model), CompilationWatch(backend)
-    return metrics_of(sums, data, micro_batches, IN_PROCESS, watch)
+    return metrics_of(sums, data, _batches(task, data, backend), IN_PROCESS, watch)
+
+
+def _batches(
+    task: Task, data: SampleSource, backend: Backend, rows: int | None = None, seed: int = 0
+) -> list[MicroBatch]:
+    """All samples in batches of `rows` over all devices."""
+    rows = rows or ROWS_PER_DEVICE * backend.devices
+    settings = PlanSettings(rows, rows, backend.devices, seed, compiles=backend.compiles)
+    return list(task.evaluation_batches(data, settings))
 
 
 def _with_data_path(task: Task, request: EvaluationRequest) -> Task:
