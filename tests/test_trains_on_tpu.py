@@ -22,6 +22,7 @@ from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner, seed_everything
 
 IMAGES = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+ONE = torch.ones(4)
 pytestmark = [pytest.mark.xla, pytest.mark.plan]
 
 
@@ -199,6 +200,17 @@ def test_a_buffer_that_differs_is_seen_beside_a_mask(hidden):
     right, close, wrong = states
     assert parity.relative_error(close, right) < testing.TOLERANCE
     assert parity.relative_error(wrong, right) == pytest.approx(0.1)
+
+
+def test_a_small_tensor_that_is_wrong_is_seen_beside_a_large_one_but_not_its_rounding_errors():
+    right = {"large": torch.full((100,), 1e3), "small": torch.full((4,), 0.5), "none": ONE * 0}
+    wrong = {**right, "small": right["small"] * 1.1}
+    rounded = {**right, "none": ONE * 1e-3}  # the others' rounding errors
+    assert parity.relative_error(wrong, right) == pytest.approx(0.1 / (1e-2 * 1e4), rel=1e-3)
+    assert parity.relative_error(rounded, right) < testing.TOLERANCE
+    grown = {**rounded, "large": right["large"] * 1.1}
+    states = [{"gradients": tensors, "buffers": {}} for tensors in (grown, right)]
+    assert parity._worst(*states) == ("gradients", "large")
 
 
 def test_nan_is_as_far_from_a_number_as_can_be_and_equal_to_itself():

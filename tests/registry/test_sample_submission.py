@@ -71,5 +71,9 @@ def test_files_that_are_no_tables_are_named(tmp_path):
         read_csv_table(tmp_path / "empty.csv")
     with pytest.raises(DataError, match="row 1: 1 values under 2 columns"):
         read_csv_table(put(tmp_path / "short.csv", ["a", "b"], ["1"]))
+    with pytest.raises(DataError, match=r"the column 'label' is there 2 times"):
+        read_csv_table(put(tmp_path / "twice.csv", ["id", "label", "label"], ["1", "a", "b"]))
+    empty = put(tmp_path / "commas.csv", ["id", "label", "", ""], ["1", "a", "", ""])
+    assert read_csv_table(empty).columns == ["id", "label", "", ""]
     with pytest.raises(DataError, match="cannot be read"):
         read_csv_table(tmp_path / "nowhere.csv")

@@ -72,7 +72,7 @@ class Free(Tiny):
     def learning_rate(self, step, total_steps, config):
         return config.lr * 0.9**step
 
-    def accumulate(self, model, batch):
+    def validation_rows(self, model, batch):
         return {"score": model(batch["x"])[:, 0], "label": (batch["y"][:, 0] > 0).long(),
                 "first": batch["x"][:, :2]}  # fmt: skip
 

@@ -285,9 +285,13 @@ def test_a_lost_digest_is_an_error(request_for):
         train_run(request_for(with_digest(None)), FakeBackend(), silent)
 
 
-@pytest.mark.parametrize("removed", ["artifacts", "restore_artifacts"])
-def test_members_of_earlier_versions_name_their_successors(removed):
-    with pytest.raises(TypeError, match=rf"Old\.{removed} is no longer called: .*artifacts"):
+@pytest.mark.parametrize(
+    ("removed", "successor"),
+    [("accumulate", "validation_rows"), ("artifacts", "artifacts"),
+     ("restore_artifacts", "artifacts")],
+)  # fmt: skip
+def test_members_of_earlier_versions_name_their_successors(removed, successor):
+    with pytest.raises(TypeError, match=rf"Old\.{removed} is no longer called: .*{successor}"):
         type("Old", (Tiny,), {removed: lambda self, *arguments: {}})
 
 

@@ -1,7 +1,8 @@
 """Validation: metrics from rows, several sets, the best metric, early stopping, the hook."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from tpukit.train.monitor import CompilationWatch
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.run import train_run
-from tpukit.train.run_folder import RunFolder, open_run
+from tpukit.train.run_folder import RunFolder, TrainedRun, open_run
 from tpukit.train.run_log import read_metrics
 from tpukit.train.schedule import BestMetric, parse_best_metric
 from tpukit.train.task import VALIDATION_EPOCH, Datasets, MicroBatch, PlanSettings, SampleKey
@@ -103,12 +104,25 @@ def test_rows_of_ranks_come_in_the_order_of_the_data():
 )
 def test_what_is_not_one_value_a_row_is_named(train, returned, told):
     class Wrong(Ranked):
-        def accumulate(self, model, batch):
+        def validation_rows(self, model, batch):
             return returned(batch)
 
     with pytest.raises(UsageError, match=told) as caught:
         train(Wrong(), max_steps=2)
-    assert "Wrong.accumulate" in caught.value.message
+    assert "Wrong.validation_rows" in caught.value.message
+
+
+def test_rows_of_several_shapes_are_named(train):
+    """Of a task that pads each batch to its longest sample."""
+
+    class Padded(Ranked):
+        def validation_rows(self, model, batch):
+            return {"score": batch["x"][:, : int(batch["number"].max()) % 3 + 1]}
+
+    with pytest.raises(
+        UsageError, match=r"rows of the shapes .*\(1,\).* in one batch and .*\(2,\)"
+    ):
+        train(Padded(), max_steps=2)
 
 
 def test_what_is_not_a_number_is_named(train):
@@ -194,6 +208,55 @@ def test_a_mean_counts_every_sample_once(ranks, samples, rows, loss_a_row, compi
     assert worst / weight == pytest.approx(float(torch.stack(errors).sqrt().mean()), rel=1e-5)
 
 
+class Placed(Ranked):
+    """Keeps what it makes of its data path; its artifact is a number of samples."""
+
+    def __init__(self, data_path=Path("20"), more: int = 0) -> None:
+        super().__init__()
+        self.samples = int(Path(data_path).name) + more
+
+    def datasets(self):
+        return Datasets(Rows(64), Numbered(self.samples, 5))
+
+
+@dataclass
+class Described(Placed):
+    data_path: str = "20"
+    more: int = 0
+
+    def __post_init__(self):
+        Placed.__init__(self, self.data_path, self.more)
+
+
+@pytest.mark.parametrize("task", [Placed(more=1), Described(more=1)])
+def test_another_data_path_replaces_all_that_a_task_made_of_its_own(task):
+    request = EvaluationRequest(data_path=Path("a/11"))
+    fields = metrics_of_run(task, task.build_model(None).eval(), FakeBackend(), request, print)
+    assert (fields["samples"], task.samples) == (12, 21)
+
+
+def test_another_data_path_of_a_task_without_one_is_refused():
+    with pytest.raises(UsageError, match="takes no `data_path` that --data-path could replace"):
+        metrics_of_run(Mean(), None, FakeBackend(), EvaluationRequest(data_path=Path("a")), print)
+
+
+@pytest.mark.parametrize(
+    ("data", "data_path", "name", "folder"),
+    [
+        ("valid", None, "valid", "test-valid"),
+        ("valid", "own", "valid", "test-valid"),
+        ("valid", "a/b", "a/b/valid", "test-a-b-valid"),
+        ("/c/valid", "a", "/c/valid", "test-c-valid"),
+        ("", None, "", "test"),
+        ("", "a", "a", "test-a"),
+    ],
+)
+def test_each_data_path_has_a_folder_of_its_own(tmp_path, data, data_path, name, folder):
+    run = TrainedRun(tmp_path, "tiny", None, {}, {"data_path": "./own"}, None)
+    request = EvaluationRequest(data_path=data_path and Path(data_path), run=run)
+    assert (request.named(data), request.folder(data)) == (name, tmp_path / folder)
+
+
 @pytest.mark.parametrize(("packed", "limit"), [(False, 4), (False, 100), (True, 4)])
 def test_a_limit_takes_samples_evenly(packed, limit):
     """Of data that are sorted by class; in full batches of the plan's shapes."""
@@ -236,7 +299,7 @@ def test_outputs_are_of_each_sample_in_the_order_of_the_data():
 
     class Shuffled(Mean):
         def evaluation_batches(self, data, settings):
-            assert settings.fixed_shapes is backend.compiles
+            assert settings.compiles is backend.compiles
             for samples in ([6, 1, 3], [2], [0, 5, 4, 7]):
                 keys = tuple(SampleKey(VALIDATION_EPOCH, sample) for sample in samples)
                 yield MicroBatch(keys, settings.micro_rows)

@@ -86,6 +86,11 @@ def read_csv_table(path: Path) -> CsvTable:
     if not records:
         raise DataError(f"{path} is empty.", "Expected a header and rows.")
     columns, *rows = records
+    if repeated := [name for name in columns if name and columns.count(name) > 1]:
+        raise DataError(
+            f"{path}: the column {repeated[0]!r} is there {columns.count(repeated[0])} times.",
+            "Rename or remove all but one: which of them is meant is not known.",
+        )
     for number, row in enumerate(rows, start=1):
         if len(row) != len(columns):
             raise DataError(

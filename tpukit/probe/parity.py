@@ -29,6 +29,9 @@ State = dict[str, dict[str, Tensor]]
 
 LEARNING_RATE = 1e-3
 LATER_STEPS = 3
+FLOOR = 1e-2
+"""Part of the norm over all tensors from which on one counts by its own: in smaller ones rounding
+errors of the others may be all there is (the gradient of a bias before BatchNorm is zero)."""
 UNOPTIMIZED = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 """XLA_FLAGS by which a program compiles three times as fast for the CPU."""
 ENVIRONMENT = {
@@ -176,23 +179,30 @@ def _state(learner: Learner, before: Mapping[str, Tensor]) -> State:
 
 
 def relative_error(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> float:
-    """|left - right| / |right| in the 2-norm over all tensors; infinities and NaN may be equal."""
-    off = size = 0.0
+    """The largest of the tensors' relative differences."""
+    return max(_errors(left, right).values(), default=0.0)
+
+
+def _errors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, float]:
+    """|left - right| / |right| of each tensor, in the 2-norm, where |right| is at least `FLOOR`
+    times the norm over all; infinities and NaN may be equal."""
+    off, size = {}, {}
     for name, value in right.items():
         found, wanted = left[name].double(), value.double()
         equal = (found == wanted) | (found.isnan() & wanted.isnan())
         difference = (found - wanted).masked_fill(equal, 0.0).nan_to_num(nan=torch.inf)
-        off += float(difference.square().sum())
-        size += float(wanted.nan_to_num(0.0, 0.0, 0.0).square().sum())
-    return math.sqrt(off / size if size else off)
+        off[name] = float(difference.norm())
+        size[name] = float(wanted.nan_to_num(0.0, 0.0, 0.0).norm())
+    floor = FLOOR * math.hypot(*size.values())
+    return {name: off[name] / (max(own, floor) or 1.0) for name, own in size.items()}
 
 
 def _worst(left: State, right: State) -> tuple[str, str]:
     """Kind and name of the gradient or buffer that differs most."""
     errors = {
-        (kind, name): relative_error({name: left[kind][name]}, {name: value})
+        (kind, name): error
         for kind in ("gradients", "buffers")
-        for name, value in right[kind].items()
+        for name, error in _errors(left[kind], right[kind]).items()
     }
     return max(errors, key=errors.__getitem__)
 

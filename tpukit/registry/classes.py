@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
+from weakref import WeakSet
 
 from tpukit.errors import ConfigError
 from tpukit.knowledge.setting_names import nearest_setting
@@ -28,6 +29,8 @@ SIGNATURES = {
     "loss": 'def loss(self, model, batch): return {"loss": ...}',
 }
 """What every task must define, as an example."""
+NAMED_HERE: WeakSet[type[Task]] = WeakSet()
+"""Classes that declare no name: a subclass is another task."""
 SESSION = "__main__"
 """The module of a notebook's cells, an interactive session, or the script that runs."""
 
@@ -107,8 +110,10 @@ def _is_task(found: Any) -> bool:
 
 def own_class(cls: type[Task], source: str | None = None) -> type[Task]:
     """A task class with its name and its source, as a run records them."""
-    if not getattr(cls, "name", None):
+    named = next((base for base in cls.__mro__ if vars(base).get("name")), None)
+    if named is None or (named in NAMED_HERE and named is not cls):
         cls.name = cls.__name__.lower()
+        NAMED_HERE.add(cls)
     if "source" not in vars(cls) and not cls.__module__.startswith("tpukit."):
         cls.source = source or _source_of(cls)
     return cls

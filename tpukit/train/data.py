@@ -110,11 +110,6 @@ class PlanSettings:
     compiles: bool = False
     """Whether training compiles a program for each shape of its batches."""
 
-    @property
-    def fixed_shapes(self) -> bool:
-        """The earlier name of `compiles`, for tasks that read it."""
-        return self.compiles
-
 
 def stack_samples(samples: Sequence[Sample], rows: int) -> Batch:
     """Samples stacked along a first axis, repeated in turn to fill `rows`, plus `mask`.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
+from inspect import signature
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from tpukit.train.learner import BatchSums
 from tpukit.train.loader import LoaderSettings, SeeBatch, make_loader
 from tpukit.train.monitor import CompilationWatch, shapes_of
 from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task, overrides
+from tpukit.train.weights import arguments_of
 
 if TYPE_CHECKING:
     from tpukit.train.learner import Learner
@@ -52,9 +53,7 @@ def infer(
         rows = rows_on_host({"outputs": found}, batch, forward, backend)
         return {**rows, "mask": np.ones(len(rows["mask"]))}
 
-    rows = rows_per_device * backend.devices
-    settings = PlanSettings(rows, rows, backend.devices, seed=0, compiles=backend.compiles)
-    micro_batches = list(task.evaluation_batches(data, settings))
+    micro_batches = _batches(task, data, backend, rows_per_device * backend.devices)
     if not micro_batches:
         raise DataError("infer: the data set has no samples.", "Check its path.")
     # Filled rows stay: what a sample gives does not depend on how many come with it.
@@ -110,6 +109,12 @@ def in_data_order(parts: Sequence[Sequence[Rows]], micro_batches: Sequence[Micro
          for name in ranks[0]}
         for ranks, micro in zip(zip(*parts, strict=True), micro_batches, strict=True)
     ]  # fmt: skip
+    shapes = [{name: v.shape[1:] for name, v in batch.items() if name != "mask"} for batch in whole]
+    if odd := [shape for shape in shapes if shape != shapes[0]]:
+        raise UsageError(
+            f"rows of the shapes {shapes[0]} in one batch and {odd[0]} in another.",
+            "Pad them to one size, or return a value a row.",
+        )
     rows = {name: np.concatenate([batch[name] for batch in whole]) for name in whole[0]}
     samples = np.array([key.sample for micro in micro_batches for key in micro.keys])
     order = np.argsort(samples, kind="stable")
@@ -161,13 +166,11 @@ def metrics_of_run(
             "Add `def evaluate(self, model, backend, request, log)` to the task class;"
             " docs/own_task.py has one.",
         )
-    rows = request.batch_size or ROWS_PER_DEVICE * backend.devices
-    settings = PlanSettings(rows, rows, backend.devices, request.seed, compiles=backend.compiles)
     sums, watch = BatchSums(task, backend, model), CompilationWatch(backend)
     metrics: dict[str, float] = {}
     samples = 0
     for name, data in sets.items():
-        micro_batches = list(task.evaluation_batches(data, settings))
+        micro_batches = _batches(task, data, backend, request.batch_size, request.seed)
         if request.limit is not None:
             micro_batches = list(_alone(micro_batches, {*request.chosen(range(len(data)))}))
         samples += sum(len(micro.keys) for micro in micro_batches)
@@ -179,31 +182,40 @@ def metrics_of_run(
     metrics = backend.all_gather_objects(metrics)[0]
     text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
     log(f"{samples} samples: {text}")
-    return {"task": task.name, "samples": samples, "metrics": metrics}
+    named = request.named("valid")
+    return {"task": task.name, "data": named, "samples": samples, "metrics": metrics}
 
 
 def mean_values(
     task: Task, model: nn.Module, backend: Backend, data: SampleSource
 ) -> dict[str, float]:
     """The means of what the loss returns over a data set; every rank must call it."""
-    rows = ROWS_PER_DEVICE * backend.devices
-    settings = PlanSettings(rows, rows, backend.devices, seed=0, compiles=backend.compiles)
-    micro_batches = list(task.evaluation_batches(data, settings))
     sums, watch = BatchSums(task, backend, model), CompilationWatch(backend)
-    return metrics_of(sums, data, micro_batches, IN_PROCESS, watch)
+    return metrics_of(sums, data, _batches(task, data, backend), IN_PROCESS, watch)
+
+
+def _batches(
+    task: Task, data: SampleSource, backend: Backend, rows: int | None = None, seed: int = 0
+) -> list[MicroBatch]:
+    """All samples in batches of `rows` over all devices."""
+    rows = rows or ROWS_PER_DEVICE * backend.devices
+    settings = PlanSettings(rows, rows, backend.devices, seed, compiles=backend.compiles)
+    return list(task.evaluation_batches(data, settings))
 
 
 def _with_data_path(task: Task, request: EvaluationRequest) -> Task:
+    """The task made anew with the request's data path, from which it may have made others."""
     if request.data_path is None:
         return task
-    if not hasattr(task, "data_path"):
+    given = arguments_of(task)
+    if "data_path" not in signature(task.options or type(task)).parameters:
         raise UsageError(
-            f"task {task.name!r} keeps no `data_path` that --data-path could replace.",
-            "Keep it in `__init__`: `self.data_path = data_path`.",
+            f"task {task.name!r} takes no `data_path` that --data-path could replace.",
+            "Give its constructor one: `def __init__(self, data_path=...)`.",
         )
-    other = copy(task)
-    other.data_path = type(other.data_path)(request.data_path)
-    return other
+    kind = type(given.get("data_path") or "")
+    other = type(task)(**{**given, "data_path": kind(request.data_path)})
+    return other.restore(request.run.checkpoint.artifacts() if request.run else {})
 
 
 def _alone(micro_batches: Sequence[MicroBatch], samples: set[int]) -> Iterator[MicroBatch]:

@@ -195,13 +195,13 @@ class Learner:
     def _step(self, batches: Sequence[Batch], lr: float | Tensor, weight: float | Tensor) -> bool:
         """`train_step` at a rate, with the weight of the EMA's update."""
         interrupt = self._interrupt
-        before = None if interrupt is None else self._changed_by_passes()
+        before = None if interrupt is None else self.changed_by_passes()
         for index, batch in enumerate(batches):
             first, last = index == 0, index == len(batches) - 1
             with self.backend.micro_batch(self.model, first=first, last=last) as backward:
                 self._names, part = self.sums.forward(batch, self._names)
                 if before is not None and interrupt is not None and interrupt(index + 1):
-                    self._drop_step(before)
+                    self.drop_step(before)
                     return False
                 backward(part[1])
                 # In place, so that every micro-batch is the same graph.
@@ -216,13 +216,14 @@ class Learner:
         self._after(step_totals, total, norm)
         return True
 
-    def _changed_by_passes(self) -> tuple[BackendState, dict[str, Tensor]]:
+    def changed_by_passes(self) -> tuple[BackendState, dict[str, Tensor]]:
         """What a forward pass changes: random generators and buffers."""
         buffers = self.backend.unwrap(self.model).named_buffers()
         return self.backend.state(), {name: tensor.clone() for name, tensor in buffers}
 
     @torch.no_grad()
-    def _drop_step(self, before: tuple[BackendState, dict[str, Tensor]]) -> None:
+    def drop_step(self, before: tuple[BackendState, dict[str, Tensor]]) -> None:
+        """Undoes the passes since `changed_by_passes` gave this."""
         state, buffers = before
         self.backend.load_state(state)
         for name, tensor in self.backend.unwrap(self.model).named_buffers():

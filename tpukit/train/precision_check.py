@@ -21,15 +21,15 @@ LEAST_COSINE = 0.99
 
 
 def compare_bf16(learner: Learner, plan: RunPlan) -> str:
-    """The comparison in words, on the next training batch; random state and weights are kept."""
+    """The comparison in words, on the next training batch; random state, weights and buffers are
+    kept."""
     backend, step = learner.backend, learner.steps_done
-    state = backend.state()
+    before = learner.changed_by_passes()
     [batch, *_] = next(plan.step_batches(backend, step, step + 1).read())
     results = {}
     for precision in ("fp32", "bf16"):
-        backend.load_state(state)
         results[precision] = _loss_and_gradient(learner, batch, precision)
-    backend.load_state(state)
+        learner.drop_step(before)
     (exact, gradient), (rough, found) = results["fp32"], results["bf16"]
     left, right = (torch.cat([s[n].flatten() for n in gradient]) for s in (gradient, found))
     cosine = float(torch.nn.functional.cosine_similarity(left, right, dim=0))

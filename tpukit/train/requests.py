@@ -81,10 +81,15 @@ class EvaluationRequest(EvaluationOptions):
     options: Any = None
     """What the task declares as `test_options`, with the values that were given."""
 
+    def named(self, data: str | Path = "") -> str:
+        """A data set's name in results: `data`, below a data path that is not the run's."""
+        own = Path(self.run.train_config.get("data_path", "")) if self.run else self.data_path
+        return str(data if self.data_path in (None, own) else self.data_path / data)
+
     def folder(self, data: str | Path = "") -> Path:
         """`out`, or a folder of the run's for the results on a data set: `test-valid`, and with the
-        whole path `test-a-valid` for a/valid."""
-        parts = ("test", *(part for part in Path(data).parts if part != os.sep))
+        whole path `test-a-valid` for a/valid, or for valid of `--data-path a`."""
+        parts = ("test", *(part for part in Path(self.named(data)).parts if part != os.sep))
         home = self.run.path if self.run else Path("results")
         return self.out or home / "-".join(parts)
 

@@ -119,6 +119,7 @@ class Preset:
 
 
 REMOVED_MEMBERS = {
+    "accumulate": "name it `validation_rows`",
     "artifacts": "return Datasets(train, valid, artifacts) from `datasets`",
     "restore_artifacts": "define `restore(artifacts)`, which returns a task that uses them",
 }
@@ -191,8 +192,6 @@ class Task(ABC):
         for removed, instead in REMOVED_MEMBERS.items():
             if removed in vars(cls):
                 raise TypeError(f"{cls.__name__}.{removed} is no longer called: {instead}")
-        if "accumulate" in vars(cls):
-            cls.validation_rows = cls.accumulate  # type: ignore[attr-defined, method-assign]
         if "__init__" in vars(cls):
             cls.__init__ = _keeping_settings(cls.__init__)  # type: ignore[method-assign]
 
@@ -316,10 +315,7 @@ class Task(ABC):
         return (self,)
 
     def validation_rows(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """What `compute` needs of one validation batch, each value of shape (rows, ...).
-
-        A method of the earlier name `accumulate` is taken for it.
-        """
+        """What `compute` needs of one validation batch, each value of shape (rows, ...)."""
         return {}
 
     def compute(self, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, float]:

@@ -160,12 +160,16 @@ def write_export(
     return [folder / name for name in (WEIGHTS_FILE, *contents)]
 
 
-def settings_of(task: Task) -> dict[str, Any]:
-    """The arguments that a task object was made with: those that a config file can hold."""
-    given = dict(task.given_settings)
+def arguments_of(task: Task) -> dict[str, Any]:
+    """The arguments that a task object was made with."""
     if dataclasses.is_dataclass(task):
-        given = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
-    return recordable(given)
+        return {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    return dict(task.given_settings)
+
+
+def settings_of(task: Task) -> dict[str, Any]:
+    """Those arguments of a task object that a config file can hold."""
+    return recordable(arguments_of(task))
 
 
 def recordable(given: Mapping[str, Any]) -> dict[str, Any]:

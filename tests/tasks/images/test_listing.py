@@ -8,8 +8,8 @@ from tpukit.tasks.images.data.listing import (
     find_training_images,
     ids_of,
     image_files,
+    remarks,
     table_rows,
-    unused_fold,
 )
 from tpukit.tasks.images.settings import ImagesConfig
 
@@ -158,6 +158,30 @@ def test_what_spreadsheets_and_pandas_add_to_a_table(tmp_path):
         find(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("header", "settings"),
+    [
+        ("file,patient,target", {}),
+        ("file,target,patient", {}),
+        ("file,patient,kind", {"label_column": "kind"}),
+        ("kind,file,patient", {"id_column": "file"}),
+        ("file,kind,patient", {}),
+    ],
+)
+def test_the_classes_are_in_the_column_that_looks_like_them_or_the_first_beside_the_ids(
+    tmp_path, header, settings
+):
+    place = {"file": "abcd", "patient": "1234", "target": "xxyy", "kind": "xxyy"}
+    for name in place["file"]:
+        put(tmp_path / "train" / f"{name}.png")
+    rows = zip(*(place[name] for name in header.split(",")), strict=True)
+    (tmp_path / "train.csv").write_text("\n".join([header, *map(",".join, rows)]))
+    assert find(tmp_path, valid_fraction=0.0, **settings)[0].classes == ("x", "y")
+    found = [*remarks(ImagesConfig(data_path=str(tmp_path), **settings), 2)]
+    assert len(found) == ("label_column" not in settings)
+    assert all("2 classes by the column" in line for line in found)
+
+
 def test_a_class_keeps_images_to_learn_from(tmp_path):
     for name, count in (("cat", 1), ("dog", 2), ("fox", 10)):
         for i in range(count):
@@ -260,8 +284,8 @@ def test_the_rows_of_a_fold_are_validated_on(table):
     for wrong in ({"fold_column": "fold"}, {"fold": 0, "group_column": "patient"}):
         with pytest.raises(ConfigError):
             find(table, **wrong)
-    assert unused_fold(ImagesConfig(data_path=str(table))) == "fold"
-    assert unused_fold(ImagesConfig(data_path=str(table), fold="1")) is None
+    assert "column fold is not used" in [*remarks(ImagesConfig(data_path=str(table)), 2)][1]
+    assert len([*remarks(ImagesConfig(data_path=str(table), fold="1"), 2)]) == 1
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 0.01])

@@ -57,7 +57,8 @@ def evaluate_images(trained: Trained, request: EvaluationRequest, log: Log) -> d
     if not trained.backend.is_main:
         return {}
     with writing_errors(out):
-        return _report(frames, _with_baselines(frames, made, samples), data, out, log)
+        named = request.named(data)
+        return _report(frames, _with_baselines(frames, made, samples), named, out, log)
 
 
 def _with_baselines(frames: TestSet, made: Reconstructions, samples: int) -> list[Reconstructed]:

@@ -122,7 +122,7 @@ def predict_images(trained: Trained, request: PredictionRequest, log: Log) -> di
     """
     started = time.monotonic()
     out = image_file(request)
-    frames = open_test_set(str(request.data_path or trained.data_path(log)), None)
+    frames = open_test_set(request.data_path or trained.data_path(log))
     made = sample_images(trained, frames, EvaluationRequest(request.run), log)
     if trained.backend.is_main:
         with writing_errors(out.parent):

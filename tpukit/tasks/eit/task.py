@@ -93,8 +93,6 @@ class EITTask(Task):
             for name, value in earlier.items()
             if settings[name] is None and name not in identity
         }
-        if not missing:
-            return self
         return type(self)(normalisation=self.normalisation, **{**settings, **missing})
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:

@@ -1,6 +1,7 @@
 """`tpukit test` for image classifiers: accuracy, confusion matrix, the worst mistakes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from tpukit.tasks.images.data.files import check_headers, name_files
 from tpukit.tasks.images.data.listing import LabelledImages
 from tpukit.tasks.images.metrics import Probabilities, chosen_metrics, confusion_matrix, log_loss
 from tpukit.tasks.images.pictures import draw_confusion, draw_mistakes
-from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.tasks.images.training import ImageTraining
 from tpukit.train.evaluation import infer
 from tpukit.train.loader import LoaderSettings
@@ -49,10 +49,11 @@ def evaluate_classes(
     if len(damaged) == len(images):
         raise DataError("no image is left to test.", "Name others: --data FOLDER")
     images = images.part(np.flatnonzero(readable))
-    out = request.folder(request.data or "valid")
+    data = request.data or "valid"
+    out = request.folder(data)
     with writing_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-        fields = _report(task, images, probabilities[readable], out, request.data or "valid", log)
+        fields = _report(task, images, probabilities[readable], out, request.named(data), log)
     return {**fields, "damaged": [*damaged]}
 
 
@@ -80,16 +81,12 @@ def class_probabilities(
 
 def _test_images(task: ImageTraining, request: EvaluationRequest, log: Log) -> LabelledImages:
     """The run's validation images, or a folder or table with labels."""
-    settings = {**vars(task.config)}
-    if request.data_path is not None:
-        settings["data_path"] = str(request.data_path)
-    config, classes = ImagesConfig(**settings), task.class_names
+    home = str(request.data_path or task.config.data_path)
+    config, classes = replace(task.config, data_path=home), task.class_names
     if request.data in (None, "valid"):
         train, valid = listing.find_training_images(config, classes)
         if not len(valid):
-            raise DataError(
-                "the data has no validation images.", "Name listing.labelled images: --data FOLDER"
-            )
+            raise DataError("the data has no validation images.", "Name others: --data FOLDER")
         learned = request.run.checkpoint.state.identity.get("data") if request.run else None
         if learned not in (None, f"{train.digest()}{valid.digest()}"):
             log("warning: these are not the images or the parts that the run was trained with:"

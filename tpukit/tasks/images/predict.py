@@ -56,7 +56,7 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
             listing.ids_of(files, folder), files, (task.config.id_column or "id", *others)
         )
     rows = listing.table_rows(table)
-    column = listing.column_of(table, rows, "id_column", task.config.id_column, needed=1)
+    column = listing.id_column_of(table, rows, task.config, needed=1)
     asks = False
     if request.sample_submission is not None:
         others = _columns_of_sample(table, [name for name in rows[0] if name != column], task)

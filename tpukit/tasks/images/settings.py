@@ -1,7 +1,7 @@
 """Settings of the image classification task."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from tpukit.errors import ConfigError
 from tpukit.io.ranges import Range, range_problems, setting
@@ -9,15 +9,6 @@ from tpukit.io.ranges import Range, range_problems, setting
 SHARE = Range(0, 1, whole=False)
 RATE = Range(0, 0.999, whole=False)
 ALPHA = Range(0, 10, whole=False)
-
-
-NAMES = ("table", "folder", "id_column", "label_column", "fold", "fold_column", "group_column",
-         "damaged_row")  # fmt: skip
-CHOICES = {
-    "damaged": ("stop", "skip"),
-    "tta": ("none", "flip"),
-    "class_weights": ("none", "balanced"),
-}
 METRIC_NAMES = (
     "accuracy", "balanced_accuracy", "macro_f1", "log_loss", "roc_auc", "quadratic_kappa",
 )  # fmt: skip
@@ -36,7 +27,7 @@ class ImagesConfig:
     id_column: str | None = None
     """Column of the image's name or path (default: the first)."""
     label_column: str | None = None
-    """Column of the class (default: the second)."""
+    """Column of the class (default: label, class, target or the like, else the second)."""
     valid_fraction: float = setting(0.1, Range(0, 0.9, whole=False))
     """Part of each class that is validated on, where the data has no validation part."""
     fold: str | None = None
@@ -91,21 +82,21 @@ class ImagesConfig:
     """Number of classes where no data is opened, as in `probe-batch`."""
 
     def __post_init__(self) -> None:
-        # What is named by a number is read as one by `--set`.
-        for name in NAMES:
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, str(getattr(self, name)))
         names = self.metrics if isinstance(self.metrics, list) else [self.metrics]
         object.__setattr__(self, "metrics", ",".join(map(str, names)))
         problems = range_problems(self, str)
+        for name, hint in get_type_hints(ImagesConfig).items():
+            value, allowed = getattr(self, name), get_args(hint)
+            if get_origin(hint) is Literal and value not in allowed:
+                problems.append(f"{name} {value!r} is not {' or '.join(allowed)}.")
+            elif hint in (str, str | None) and value is not None:
+                # What is named by a number is read as one by `--set`.
+                object.__setattr__(self, name, str(value))
         problems += [
             f"metrics: there is no {name!r}; there are {', '.join(METRIC_NAMES)}."
             for name in self.chosen
             if name not in METRIC_NAMES
         ]
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                problems.append(f"{name} {getattr(self, name)!r} is not {' or '.join(allowed)}.")
         if self.fold_column is not None and self.fold is None:
             problems.append("fold_column needs the fold to validate on: --set fold=0.")
         if self.fold is not None and self.group_column is not None:

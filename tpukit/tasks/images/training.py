@@ -70,9 +70,8 @@ class ImageTraining(Task):
         """The images of the data path, and their classes."""
         _ = self.transforms  # a wrong setting of theirs ends here
         train, valid = listing.find_training_images(self.config, self.class_names)
-        if is_first_rank() and (column := listing.unused_fold(self.config)) is not None:
-            message = f"The table's column {column} is not used; to validate on one of its folds:"
-            print(f"{message} --set fold_column={column} --set fold=0", file=sys.stderr, flush=True)
+        for remark in listing.remarks(self.config, len(train.classes)) if is_first_rank() else ():
+            print(remark, file=sys.stderr, flush=True)
         check_headers(train.files, valid.files, skip=self.config.damaged == "skip")
         self.class_names, self.class_counts = train.classes, train.class_counts()
         return Datasets(

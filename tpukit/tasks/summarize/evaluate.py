@@ -80,7 +80,7 @@ def evaluate_run(
     source = named or Path(task.config.data_path)
     rows = request.chosen(read_references(source, task.config.style.columns))
     metrics, scored, skipped = evaluate_summaries(task, model, backend, source, rows, log)
-    folder = request.folder(named or "")
+    folder = request.folder(request.data or "")
     shown = {"best": scored[::-1][:SHOWN], "worst": scored[:SHOWN]}
     if backend.is_main:
         write_predictions(folder, scored)

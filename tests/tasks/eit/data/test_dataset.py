@@ -25,6 +25,7 @@ from tpukit.tasks.eit.data.dataset import (
     open_split,
     save_normalisation,
 )
+from tpukit.tasks.eit.data.measured import open_test_set
 from tpukit.tasks.eit.data.samples import list_samples, load_samples, read_sample
 from tpukit.tasks.eit.data.voltages import voltage_map
 from tpukit.tasks.eit.generate import SimulatedData, make_dataset
@@ -442,3 +443,11 @@ def test_missing_and_bad_normalisation(tmp_path):
         with pytest.raises(DataError, match=expected):
             open_split(folder, "train")
     assert not Path("trapped").exists()
+
+
+@pytest.mark.parametrize("name", ["uef2017", "simulated"])
+def test_a_folder_to_predict_may_have_a_known_set_s_name(name):
+    for folder, value in ((f"data/{name}", 1.0), (name, 2.0)):
+        Path(folder).mkdir(parents=True)
+        np.savez(f"{folder}/0.npz", ys=np.full((208, 1), value, np.float32))
+    assert open_test_set(Path(name)).ys.max() == 2.0

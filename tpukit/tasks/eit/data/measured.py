@@ -57,13 +57,15 @@ class TestSet:
 
 
 def open_test_set(
-    data: str, data_path: Path | None, options: EvaluationOptions | None = None
+    data: str | Path, data_path: Path | None = None, options: EvaluationOptions | None = None
 ) -> TestSet:
     """The set that `--data` and `--data-path` mean, and of it the frames that `--limit` leaves.
 
+    data: a known set's name or a folder; a Path is a folder.
+
     Raises `DataError` where there is none, or a file of it is bad.
     """
-    known = KNOWN.get(data)
+    known = KNOWN.get(data) if isinstance(data, str) else None
     if known is None:
         folder = _folder_of_samples(_existing_folder(data), ("test",))
         known = KnownSet(str(folder), (), real=False)
@@ -86,10 +88,10 @@ def open_test_set(
     )
 
 
-def _existing_folder(data: str) -> Path:
+def _existing_folder(data: str | Path) -> Path:
     path = Path(data)
     if not path.is_dir():
-        near = difflib.get_close_matches(data, KNOWN, n=1)
+        near = difflib.get_close_matches(str(data), KNOWN, n=1)
         raise DataError(
             f"There is no folder {data}, and no set of that name ({', '.join(KNOWN)}).",
             f"Did you mean {near[0]}?" if near else "Give a folder of .npz files.",

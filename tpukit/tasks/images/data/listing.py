@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,8 @@ PARTS = ("train", "test", "val")
 """What the names of parts contain."""
 FOLD_NAMES = ("fold", "folds", "kfold")
 """Columns of a table that look like folds."""
+LABEL_NAMES = ("label", "labels", "class", "class_name", "category", "target", "diagnosis")
+"""Columns of a table that look like classes."""
 NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
 SPLIT_SEED = 0
 
@@ -117,13 +119,21 @@ def _validation_rows(
     return stratified_groups(images.labels, groups, config.valid_fraction)
 
 
-def unused_fold(config: ImagesConfig) -> str | None:
-    """The column of the training table that looks like folds, where no setting uses it."""
+def remarks(config: ImagesConfig, classes: int) -> Iterator[str]:
+    """The column of the classes that was chosen among several, and an unused one of folds."""
     table = _table(config)
-    if table is None or config.fold is not None or config.group_column is not None:
-        return None
-    columns = read_csv_table(table).columns
-    return next((n for n in columns if n.lower() in FOLD_NAMES and n != config.label_column), None)
+    if table is None:
+        return
+    rows = table_rows(table)
+    label = label_column_of(table, rows, config)
+    if config.label_column is None and len(rows[0]) > 2:
+        yield f"{classes} classes by the column {label}; another: --set label_column=NAME"
+    folds = [name for name in rows[0] if name.lower() in FOLD_NAMES and name != label]
+    if folds and config.fold is None and config.group_column is None:
+        yield (
+            f"The table's column {folds[0]} is not used; to validate on one of its folds:"
+            f" --set fold_column={folds[0]} --set fold=0"
+        )
 
 
 def _table(config: ImagesConfig) -> Path | None:
@@ -240,8 +250,8 @@ def labelled(
 
     Raises DataError naming the row of a missing file, or of an image with another label above.
     """
-    id_column = column_of(table, rows, "id_column", config.id_column)
-    label_column = column_of(table, rows, "label_column", config.label_column)
+    id_column = id_column_of(table, rows, config)
+    label_column = label_column_of(table, rows, config)
     labels = [row[label_column].strip() for row in rows]
     if not all(labels):
         raise DataError(
@@ -272,23 +282,37 @@ def numbers_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda n: (0, float(n), n) if NUMBER.fullmatch(n) else (1, 0.0, n))
 
 
-def column_of(
-    table: Path, rows: Sequence[dict[str, str]], setting: str, name: str | None, needed: int = 2
+def id_column_of(
+    table: Path, rows: Sequence[dict[str, str]], config: ImagesConfig, needed: int = 2
 ) -> str:
-    """The column that a setting names, else the first (ids) or the second (labels).
+    """The column of the ids: the one that is named, else the first.
 
     needed: columns that a table must have; where there are more, pandas' index is none of them.
     """
-    columns, place = list(rows[0]), int(setting == "label_column")
-    named = [column for column in columns if column and not column.startswith("Unnamed: ")]
-    if name is None and len(named) >= needed:
-        columns = named
-    if name is None and place < len(columns):
-        return columns[place]
-    if name not in columns:
+    return column_of(table, rows, "id_column", config.id_column or _named(rows, needed)[0])
+
+
+def label_column_of(table: Path, rows: Sequence[dict[str, str]], config: ImagesConfig) -> str:
+    """The column of the classes: the one that is named, that looks like it, or the second."""
+    ids = id_column_of(table, rows, config)
+    others = [name for name in _named(rows, 2) if name != ids]
+    likely = [name for name in others if name.lower() in LABEL_NAMES]
+    chosen = config.label_column or next(iter(likely + others), "2")
+    return column_of(table, rows, "label_column", chosen)
+
+
+def _named(rows: Sequence[dict[str, str]], needed: int) -> list[str]:
+    """The columns that have a name, where there are as many as needed, else all."""
+    named = [name for name in rows[0] if name and not name.startswith("Unnamed: ")]
+    return named if len(named) >= needed else list(rows[0])
+
+
+def column_of(table: Path, rows: Sequence[dict[str, str]], setting: str, name: str) -> str:
+    """The column that a setting names. Raises DataError where there is none."""
+    if name not in rows[0]:
         raise DataError(
-            f"{table}: {setting} {name or place + 1}: there is no such column.",
-            f"Its columns are {', '.join(map(str, columns))}: --set {setting}=NAME",
+            f"{table}: {setting} {name}: there is no such column.",
+            f"Its columns are {', '.join(rows[0])}: --set {setting}=NAME",
         )
     return name
 

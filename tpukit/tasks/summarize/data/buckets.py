@@ -145,7 +145,7 @@ class BucketPlan:
         self.sizes = sizes
         self.buckets = buckets
         self.devices = settings.devices
-        self.fixed_shapes = settings.fixed_shapes
+        self.fixed_shapes = settings.compiles
         self._shuffled = LengthwisePlan(sizes, settings)
 
     def steps_per_epoch(self) -> Fraction:
