@@ -7,7 +7,6 @@ import pickle
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +27,8 @@ MOST_BYTES = 1 << 13
 """Maximum size of an array of settings."""
 PLAIN = (bool, type(None), int, float, str, bytes, complex, np.generic)
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
-Container = dict[Any, Any] | list[Any]
+Entries = dict[Any, Any]
+Container = Entries | list[Any]
 
 
 class PythonState:
@@ -39,8 +39,8 @@ class PythonState:
     """
 
     def __init__(self, owner: Any) -> None:
-        self._held: dict[int, tuple[str, Container, Container, dict[Any, Any]]] = {}
-        """By id: a container's name, itself, a copy of it, and marks of what it holds."""
+        self._held: dict[int, tuple[str, Container, Entries, Entries]] = {}
+        """By id: a container's name, itself, what it holds, and marks of that."""
         module = type(getattr(owner, "task", None)).__module__
         todo = [(module, getattr(sys.modules.get(module), "__dict__", None))]
         todo += [(name, getattr(owner, name, None)) for name in ("optimizer", "model", "task")]
@@ -52,9 +52,9 @@ class PythonState:
             if isinstance(container, OrderedDict) and not container:
                 continue  # a module has ten, for hooks; its own marks count them
             name = name if container is value else type(value).__name__
-            copy = dict(container) if isinstance(container, dict) else list(container)
-            self._held[id(container)] = name, container, copy, _marks(container)
-            todo += [(f"{name}.{key}", inner) for key, inner in _entries(container)]
+            entries = _entries(container)
+            self._held[id(container)] = name, container, entries, _marks(entries)
+            todo += [(f"{name}.{key}", inner) for key, inner in entries.items()]
 
     def change(self, *, within: bool = False) -> str | None:
         """The first attribute that is another now, as `Class.attribute`.
@@ -62,7 +62,7 @@ class PythonState:
         within: since the step began; else lists may have grown, as a log of steps does.
         """
         for name, container, _, before in self._held.values():
-            now = _marks(container)
+            now = _marks(_entries(container))
             if now != before:
                 may_grow = isinstance(container, list) and not within
                 for key in before if may_grow else {**before, **now}:
@@ -73,13 +73,13 @@ class PythonState:
 
     def restore(self) -> None:
         """Leaves attributes and entries as they were."""
-        for _, container, copy, _ in self._held.values():
+        for _, container, entries, _ in self._held.values():
             if isinstance(container, list):
-                container[:] = copy
+                container[:] = entries.values()
             else:
-                for key in container.keys() - dict(copy).keys():
+                for key in container.keys() - entries.keys():
                     del container[key]
-                container.update(copy)
+                container.update(entries)
 
 
 def _container(value: Any) -> Container | None:
@@ -98,12 +98,12 @@ def _is_of_users_class(value: Any) -> bool:
     return is_users and not hasattr(kind, "__getitem__")
 
 
-def _entries(container: Container) -> Iterator[tuple[Any, Any]]:
-    yield from list(container.items() if isinstance(container, dict) else enumerate(container))
+def _entries(container: Container) -> Entries:
+    return dict(container if isinstance(container, dict) else enumerate(container))
 
 
-def _marks(container: Container) -> dict[Any, Any]:
-    return {key: _mark(value) for key, value in _entries(container)}
+def _marks(entries: Entries) -> Entries:
+    return {key: _mark(value) for key, value in entries.items()}
 
 
 def _mark(value: Any) -> Any:
