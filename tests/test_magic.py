@@ -16,7 +16,9 @@ from tpukit.commands.reports.inline import (
     result_pictures,
     result_tables,
     show_result,
+    trials_table,
 )
+from tpukit.magic import _print_lines
 
 TASK = '''
 import os
@@ -203,6 +205,18 @@ def test_the_memory_of_each_trial_is_drawn():
     assert chart.startswith(b"\x89PNG")
     failed = [{"batch": 4, "used_bytes": None}]
     assert list(result_pictures({"trials": failed, "limit_bytes": 1})) == []
+
+
+def test_lines_after_an_error_of_the_users_own_are_not_held_back(capsys):
+    lines = ["Error: 0.5\n", "  of 8\n", "step 2\n", "Error: no data\n", "  Add some.\n"]
+    assert _print_lines(lines) == lines[3:]
+    assert capsys.readouterr().out == "".join(lines[:3])
+
+
+def test_the_speed_of_a_slow_trial_is_a_number():
+    trial = {"batch": 4, "used_bytes": 1 << 30, "verdict": "fits", "seconds": 9.0}
+    tables = [trials_table([{**trial, "samples_per_second": s}])[1][3] for s in (0.5, 12.3, None)]
+    assert tables == ["0.5", "12.3", ""]
 
 
 def test_a_metric_without_a_baseline_has_an_empty_cell():

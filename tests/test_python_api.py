@@ -289,7 +289,8 @@ def test_fit_and_train_leave_the_same_run(tmp_path):
     imports = (
         f"import sys; sys.path.append({str(SUPPORT)!r}); import tpukit; from tiny_task import *"
     )
-    done = notebook(imports, call, answer, cwd=tmp_path)
+    looks = "import torch; torch.set_grad_enabled(False)"  # a cell above that infers
+    done = notebook(imports, looks, call, answer, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     made = json.loads((tmp_path / "call.json").read_text())
     assert {n: made[n] for n in ("steps", "loss", "best")} == {

@@ -155,12 +155,18 @@ def test_tokens_are_hidden(tmp_path):
         f"Authorization: Bearer {SECRET}",
         f"AWS_SECRET_ACCESS_KEY: {SECRET}, password = '{SECRET}'",
         f"jupyter --token {SECRET}",
+        f"mount -o user=me,passwd={SECRET.replace('-', '')}",
+        f"//host/:_authToken npm_{SECRET.replace('-', '')}4{'A' * 30}",
+        f"docker login -p dckr_pat_{SECRET.replace('-', '')}{'B' * 30}",
+        f"Cookie: eyJhbGciOiJ.{SECRET}.x",
+        f"https://host/blob?se=2026&sig={SECRET}",
     ]
     for text in map(without_secrets, hidden):
         assert "7f3a9c" not in text and "[left out]" in text
     for plain in (
         "https://host/a@b, 3 tokens = 5",
         "hf_sentiment_analysis/hf_training/a.py",
+        "class Qwen2_5OmniThinkerForConditionalGeneration, sha256-0123456789abcdef0123456789abcdef",
         "eos_token = '</s>', token: 151643, key: layers.10.weight, tokens: a1",
     ):
         assert without_secrets(plain) == plain

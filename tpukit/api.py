@@ -91,10 +91,14 @@ def fit(
     hardware = settings.backend_options(request.config)
     in_this_process(hardware, log)
     with opened_backend(hardware, log, once=False, runs=request.run_folders) as backend:
+        import torch
+
         from tpukit.train.run import train_run
 
-        _check_gradients(backend)
-        return train_run(request, backend, log)
+        # A cell above may have switched them off.
+        with torch.inference_mode(False), torch.set_grad_enabled(True):
+            _check_gradients(backend)
+            return train_run(request, backend, log)
 
 
 def evaluate(

@@ -24,6 +24,7 @@ KILLING_PRESS = 3
 """The press of the stop button that ends a command without waiting for its checkpoint."""
 ERROR_LINES = ("Error: ", "Usage: ")
 """How the lines begin with which a command ends when it fails."""
+WITHIN_ERROR = (" ", "\n", "Try ")
 
 
 class CommandFailedError(TpukitError):
@@ -81,9 +82,12 @@ def _start(line: str, result: Path | None) -> subprocess.Popen[str]:
 
 
 def _print_lines(lines: Iterable[str]) -> list[str]:
-    """Prints the lines as they come, but for those of an error, which it returns."""
+    """Prints the lines as they come, but for those of an error at the end, which it returns."""
     error: list[str] = []
     for line in lines:
+        if error and not line.startswith((*ERROR_LINES, *WITHIN_ERROR)):
+            print(*error, sep="", end="")  # of a user's, and the command goes on
+            error = []
         if error or line.startswith(ERROR_LINES):
             error.append(line)
         else:

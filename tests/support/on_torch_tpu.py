@@ -217,6 +217,21 @@ def recomputed_dropout():
     return {"steps": found, "programs": backend.eager._programs.executed}
 
 
+def own_python():
+    """By task of `python_in_steps`: the difference from the CPU's weights after eight steps, and
+    how many of them were one program."""
+    from python_in_steps import TASKS, trained
+
+    cpu, tpu = opened_cpu(), opened(compile=True)
+    found = {}
+    for cls in TASKS:
+        before = tpu.eager._programs.executed
+        ours, expected = (trained(cls, backend) for backend in (tpu, cpu))
+        difference = relative_difference(ours, expected)
+        found[cls.__name__] = difference, tpu.eager._programs.executed - before
+    return found
+
+
 def tasks(name, ranks=""):
     """What the last of six steps of a task runs and the last of three validation batches, how far
     weights and means are from the CPU's, and sums over ranks in a step's program; ranks: `alone`,

@@ -21,11 +21,19 @@ def move_tensors(
     for module in model.modules():
         for name, old in module.named_parameters(recurse=False):
             if id(old) not in moved:
-                sent = parameter(old.detach())
-                moved[id(old)] = nn.Parameter(sent, requires_grad=old.requires_grad)
+                moved[id(old)] = _like(old, parameter(old.detach()))
             module._parameters[name] = moved[id(old)]
         for name, old_buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer(old_buffer))
+
+
+def _like(old: nn.Parameter, value: Tensor) -> nn.Parameter:
+    """A parameter with the attributes and hooks of another one: `no_decay`, a mask of gradients."""
+    made = nn.Parameter(value, requires_grad=old.requires_grad)
+    made.__dict__.update(old.__dict__)
+    made._backward_hooks = old._backward_hooks
+    made._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
+    return made
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

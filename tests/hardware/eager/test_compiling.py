@@ -84,3 +84,12 @@ def test_recomputed_activations_are_part_of_one_program(compiled, monkeypatch):
     backend.call(backend.prepare(model), run, torch.ones(3, 8)).backward()
     assert backend.compilations() == before + 1
     torch.testing.assert_close(model.layer.weight.grad, expected)
+
+
+def test_a_part_of_a_recorded_program_is_recomputed_within_it(monkeypatch):
+    """torch's own checkpointing would draw other random numbers in the second pass."""
+    monkeypatch.setattr("tpukit.hardware.eager.backend.recomputed", lambda f, *tensors: "within")
+    # Libraries leave out what reads values, as they do while Dynamo traces.
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    with compiling.uncompiled_passes():
+        assert FakeBackend().recompute(torch.tanh, torch.ones(1)) == "within"

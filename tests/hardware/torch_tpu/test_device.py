@@ -121,6 +121,17 @@ def test_recomputed_dropout_is_the_passes_and_another_in_each_step():
     assert len({kept for _, kept in found["steps"]}) > 1
 
 
+def test_what_a_step_reads_in_python_counts_as_on_the_cpu():
+    """Settings, counters and generators of a task, weights that are frozen, `tensor.data = ...`."""
+    found = case("own_python")
+    assert max(difference for difference, _ in found.values()) < 1e-5, found
+    programs = {name: count for name, (_, count) in found.items()}
+    assert programs == {
+        "Settings": 8, "Rises": 3, "Counts": 0, "Draws": 0, "Keeps": 0, "Freezes": 8,
+        "ReplacesData": 8, "HooksGradient": 8,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("task", ["eit", "summarize", "images"])
 def test_a_step_and_a_validation_batch_of_each_task_are_one_program(task):
     found = case("tasks", task)

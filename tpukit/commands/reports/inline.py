@@ -114,7 +114,7 @@ def trials_table(trials: Sequence[Mapping[str, Any]]) -> Table:
     """A row a trial of `probe-batch`."""
     rows = [
         [f"{trial['batch']:,}", format_bytes(trial["used_bytes"]) if trial["used_bytes"] else "",
-         str(trial["verdict"]), f"{trial['samples_per_second'] or 0:.3g}".removeprefix("0"),
+         str(trial["verdict"]), f"{speed:.3g}" if (speed := trial["samples_per_second"]) else "",
          f"{trial['seconds']:.0f}"]
         for trial in trials
     ]  # fmt: skip

@@ -120,8 +120,8 @@ class EagerBackend(TorchOps):
 
     # -- models and batches -----------------------------------------------------------------------
     def recompute(self, function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        # Dynamo, which traces no context variable, is not asked within a larger program.
-        if not torch.compiler.is_compiling() and is_recorded():
+        # Dynamo traces no context variable. `is_compiling` is true while a program is recorded.
+        if not torch.compiler.is_dynamo_compiling() and is_recorded():
             return recomputed(function, *tensors)
         if not self.eager.recomputes:
             return super().recompute(function, *tensors)

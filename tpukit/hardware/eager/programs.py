@@ -8,7 +8,6 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tpukit.hardware.backend import Batch
 from tpukit.hardware.eager.devices import Gather
+from tpukit.hardware.eager.python_state import NOT_USERS, PythonState
 from tpukit.hardware.eager.recorder import (
     NotOneProgramError,
     Recorder,
@@ -29,18 +29,12 @@ from tpukit.hardware.eager.recorder import (
 )
 from tpukit.hardware.memory import is_out_of_memory_text
 
-PACKAGE = Path(__file__).parents[2]
-NOT_USERS = (
-    "/site-packages/", "/lib/python3",
-    *(f"{PACKAGE}/{part}/" for part in ("hardware", "probe", "train")),
-)  # fmt: skip
-"""Parts of the paths of code that is not the user's."""
 SHARED_MEMORY = "identified a duplicate input"
 """torch_tpu's error for arguments that are one: nothing may be overwritten there."""
 UNKNOWN_ARGUMENT = "identified an argument that was not provided"
 """Its error for a tensor that one of its operators used without asking Python."""
-Plain = list[tuple[Any, dict[str, Any]]]
-"""Objects with their attributes that are numbers or texts."""
+MOST_CHANGES = 2
+"""Maximum number of calls in a row before which what a step reads has changed."""
 COMPUTED = object()
 """The place of a tensor among what a step returns."""
 
@@ -71,10 +65,12 @@ class StepProgram:
     recording: Recording
     arguments: list[Tensor | int]
     """Tensors that outlive the step, or places among its inputs."""
-    plain: Plain
-    """Plain values of the task and of the model's modules that the step depends on."""
+    state: PythonState
+    """What the step read when it was recorded."""
     is_proven: bool = False
     """Whether a second recording was the same."""
+    changes: int = 0
+    """Number of calls in a row before which that had changed."""
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Any, Sequence[Tensor]]:
         """What the function returns, and the tensors that the program computed."""
@@ -92,8 +88,9 @@ class StepProgram:
 class StepPrograms:
     """The steps of a process, each recorded and compiled for every shape of its batches.
 
-    The first two calls are recorded. Where the second differs, or a step cannot be recorded, its
-    operations run one by one, and `say` is given the reason, once.
+    The first two calls are recorded, and each before which a setting or a counter that the step
+    may read has changed. Where the second differs, or a step cannot be recorded, its operations
+    run one by one, and `say` is given the reason, once.
     """
 
     def __init__(self, device: torch.device, say: Callable[[str], None]) -> None:
@@ -116,12 +113,15 @@ class StepPrograms:
         name = getattr(function, "__name__", "step").strip("_")
         key = (name, torch.is_grad_enabled(), tuple(shapes))
         known = programs.get(key)
-        if known is not None and first_changed(known.plain) is not None:
-            # The model changed between two steps: a layer that is frozen, another rate of dropout.
-            del programs[key]
-        if key not in programs or ((known := programs[key]) is not None and not known.is_proven):
-            made = self._prepared(function, name, batches, numbers, programs.get(key))
-            programs[key] = self._agreed(made, gather)
+        change = known.state.change() if known else None
+        if known is not None:
+            # A layer that is frozen, another rate of dropout: perhaps another program.
+            known.changes = known.changes + 1 if change else 0
+        if key not in programs or (known is not None and (change or not known.is_proven)):
+            was_agreed = known is not None and known.is_proven
+            made = self._prepared(function, name, batches, numbers, known, change)
+            is_same = was_agreed and made is known
+            programs[key] = made if is_same else self._agreed(made, gather)
         program, self.results = programs[key], ()
         if program is None:
             return function(batches, *numbers)
@@ -155,34 +155,53 @@ class StepPrograms:
         batches: Sequence[Batch],
         numbers: Sequence[float],
         known: StepProgram | None,
+        change: str | None,
     ) -> StepProgram | None:
-        """The program of a step after its first or second recording; None where it has none."""
+        """The program of a step after a recording; None where it has none.
+
+        known: the one until now; change: what has changed since its recording.
+        """
         inputs = self.inputs(batches, numbers)
         materialize(living(self.device))
-        state = host_state()
-        plain = plain_values(getattr(function, "__self__", None))
+        drawn, before = host_state(), PythonState(getattr(function, "__self__", None))
         try:
-            recording = self.recorded(function, batches, inputs)
-            if (changed := first_changed(plain)) is not None:
-                raise NotOneProgramError(f"it changes {changed}, which no program does")
-            if host_state() != state:
+            changes = known.changes if known else 0
+            if changes > MOST_CHANGES:
+                raise NotOneProgramError(f"{change} changes before each call")
+            recording, state = self._repeatable(function, batches, inputs, before)
+            if host_state() != drawn:
                 raise NotOneProgramError("it draws from a random generator of the host")
-            if known is None:
-                return self._compiled(recording, name, inputs, plain)
+            if known is None or (change and recording.text != known.recording.text):
+                return self._compiled(recording, name, inputs, state, changes)
             if recording.text != known.recording.text:
-                changes = _difference(known.recording.text, recording.text)
-                raise NotOneProgramError(f"its second call is another program{changes}")
+                lines = _difference(known.recording.text, recording.text)
+                raise NotOneProgramError(f"its second call is another program{lines}")
             known.is_proven = True
-            known.plain = plain
+            known.state = state
             return known
         except Exception as error:  # the mistake of a task is raised again, and explained
             if is_out_of_memory_text(str(error)):
                 raise
-            set_host_state(state)
-            for thing, values in plain:
-                thing.__dict__.update(values)
+            set_host_state(drawn)
+            before.restore()
             self.say(why_several(error))
             return None
+
+    def _repeatable(
+        self,
+        function: Callable[..., Any],
+        batches: Sequence[Batch],
+        inputs: Sequence[Tensor],
+        before: PythonState,
+    ) -> tuple[Recording, PythonState]:
+        """A recording that changed nothing on the host, and what is there."""
+        recording, state = self.recorded(function, batches, inputs), before
+        if before.change(within=True):  # a cache that is filled once, perhaps
+            state = PythonState(getattr(function, "__self__", None))
+            recording = self.recorded(function, batches, inputs)
+        if change := state.change(within=True):
+            raise NotOneProgramError(f"it changes {change}, which no program does")
+        return recording, state
 
     def recorded(
         self, function: Callable[..., Any], batches: Sequence[Batch], inputs: Sequence[Tensor]
@@ -235,7 +254,12 @@ class StepPrograms:
         return Recording(arguments, results, text, module, found, (leaves, structure), is_random)
 
     def _compiled(
-        self, recording: Recording, name: str, inputs: Sequence[Tensor], plain: Plain
+        self,
+        recording: Recording,
+        name: str,
+        inputs: Sequence[Tensor],
+        state: PythonState,
+        changes: int,
     ) -> StepProgram:
         found = recording.recorder
         changed = set(map(id, found.changed))
@@ -251,27 +275,7 @@ class StepPrograms:
         recording.results, recording.arguments, recording.module = [], [], None
         places = {id(tensor): place for place, tensor in enumerate(inputs)}
         arguments = [places.get(id(kept.tensor), kept.tensor) for kept in found.kept]
-        return StepProgram(runner, recording, arguments, plain)
-
-
-def plain_values(owner: Any) -> Plain:
-    model = getattr(owner, "model", None)
-    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
-    things = [*filter(None, [getattr(owner, "task", None)]), *modules]
-    return [
-        (thing, {n: v for n, v in vars(thing).items() if type(v) in (int, float, bool, str)})
-        for thing in things
-    ]
-
-
-def first_changed(plain: Plain) -> str | None:
-    """The first attribute that has another value now, as `Class.attribute`."""
-    for thing, values in plain:
-        now = vars(thing)
-        for name, value in values.items():
-            if now.get(name) != value:
-                return f"{type(thing).__name__}.{name}"
-    return None
+        return StepProgram(runner, recording, arguments, state, changes=changes)
 
 
 def host_state() -> bytes:

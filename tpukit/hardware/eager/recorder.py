@@ -35,6 +35,8 @@ class Kept:
     tensor: Tensor
     before: Tensor
     """Its value from before the step, in memory of its own."""
+    number: int
+    """The storage that the step finds in it."""
     shared: list[Tensor] = field(default_factory=list)
     """Other tensors over the same memory."""
 
@@ -123,11 +125,11 @@ class Recorder(TorchDispatchMode):
         if not tensor.is_contiguous():
             raise NotOneProgramError("a tensor that outlives it is not contiguous")
         before = tensor.data
-        kept = Kept(tensor, before)
-        self.kept.append(kept)
-        self._from_before[number] = kept
         tensor.data = before.clone()
         self._add(tensor)
+        kept = Kept(tensor, before, tensor.untyped_storage()._cdata)
+        self.kept.append(kept)
+        self._from_before[number] = kept
 
     def is_from_before(self, tensor: Tensor) -> bool:
         """Whether a tensor that no recorded operator made is one from outside."""
@@ -148,7 +150,12 @@ class Recorder(TorchDispatchMode):
         """Raises where a tensor that the step made lives on: no later step would renew it."""
         gc.collect()
         places = {kept.tensor.untyped_storage()._cdata: kept for kept in self.kept}
-        self.changed = [kept for number, kept in places.items() if number in self._written]
+        # `tensor.data = ...` is an operation of Python's alone.
+        self.changed = [
+            kept
+            for number, kept in places.items()
+            if number in self._written or number != kept.number
+        ]
         allowed = places.keys() | {tensor.untyped_storage()._cdata for tensor in returned}
         for number, (reference, operator) in self._own.items():
             if number not in allowed and not reference.expired():
