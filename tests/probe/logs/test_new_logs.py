@@ -56,6 +56,14 @@ CASES = {
     "a tag before the level": ("[Stage-3] ERROR 03-12 08:22:28 [a.py:8] ValueError: Free memory on device cuda:1 (1.0/8.0 GiB) on startup is less than desired GPU memory utilization (0.9, 7.2 GiB).", "serving-memory", "other processes"),
     "structlog's JSON": ('{"level": "error", "event": "KeyError: \'labels\'"}', "key-missing", "labels"),
     "a list's item that is an exception": ("Actual:\n- `RuntimeError: CUDA error: no kernel image is available for execution on the device`", "cuda-no-kernel-image", "cu128"),
+    "a notice alone": ("WARNING: An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not installed. Falling back to cpu.", "jax-on-the-cpu", "jax[cuda12]"),
+    "who asks JAX for what it has no more": (TB + LIBRARY.format("chex/_src/pytypes.py", "<module>").replace("f(x)", "A = jax.interpreters.batching.BatchTracer") + "AttributeError: jax.interpreters.batching.BatchTracer is deprecated", "jax-removed", "pip install -U chex"),
+    "a layer that another library's class has later": ("AttributeError: 'Qwen3DecoderLayer' object has no attribute 'frob_attn'", "attribute-not-in-object", "transformers"),
+    "a message that goes on": ("tvm.error.InternalError: Check failed: (status == cudaSuccess) is false:\n  BatchPrefillWithPagedKVCache failed with error invalid resource handle", "flashinfer-kernel", "KV cache"),
+    "a batch's key as a number": ("ValueError: invalid literal for int() with base 10: 'input_ids'", "template-returns-dictionary", "return_dict"),
+    "a text as a number": (TB + "ValueError: could not convert string to float: 'n/a'", "text-not-a-number", "'n/a'"),
+    "widths of a user's own layers": (TB + "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x512 and 1024x10)", "linear-input-size", "in_features"),
+    "compilers of two CUDA releases": ("RuntimeError: ('The detected CUDA version (%s) mismatches the version that was used to compilePyTorch (%s). Please make\n      sure to use the same CUDA versions.', '13.0', '12.8')", "build-with-another-cuda", "--no-build-isolation"),
     "an import without its class": ("Error loading module nodes: cannot import name 'Frob' from 'frobs' (/site-packages/frobs/__init__.py)", "name-not-in-module", "frobs"),
     "a missing module without its class": ("Missing required packages: No module named 'frobs'", "module-not-found", "frobs"),
     "a wrapped message": ("ImportError: cannot import name 'Frob' from\n'frobs.models.frob' (/frobs/models/frob.py)", "name-not-in-module", "frobs.models.frob"),
@@ -455,7 +463,7 @@ def test_what_is_needed_for_a_kernel_is_not_a_kernel_that_failed(message, id):
      "frob 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.\nstep 1 loss 2.0",
      "To use it, place the model files in /models/frob.\nstep 1 loss 2.0",
      "An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not installed. "
-     "Falling back to cpu."],
+     "Falling back to cpu.\nstep 1 loss 2.0"],
 )  # fmt: skip
 def test_what_a_program_lives_without_is_no_cause(log):
     assert causes(log) == []
