@@ -66,9 +66,9 @@ def ranked(found: Sequence[Explanation], steps: StepsSeen | None = None) -> list
 
 def _promote_symptom(found: Sequence[Explanation], *, is_excerpt: bool) -> None:
     """Makes the first symptom the cause where the log has no other: a crash, a lost connection, in
-    an excerpt of a few lines a device that is not used; not a launcher's report of a process."""
+    an excerpt of a few lines what it complains of; not a launcher's report of a process."""
     symptoms = [e for e in found if e.role == "consequence" and e.entry.topic != "report"]
-    symptoms = symptoms or [e for e in found if is_excerpt and e.entry.topic == "device-unused"]
+    symptoms = symptoms or [e for e in found if is_excerpt and e.entry.topic == "complaint"]
     if symptoms and not any(e.role == "cause" for e in found):
         first = min(symptoms, key=lambda e: e.line)
         first.role, first.confidence = "cause", "probable"
