@@ -71,6 +71,8 @@ CASES = {
     "pip's complaint alone": ("frobs 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.", "pip-conflict", "hub<1.0"),
     "what Inductor raised, on the next line": ("torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\nLoweringException: NoValidChoicesError: \n  target: aten.mm.default", "inductor-no-choices", "ATEN"),
     "a loading script, as datasets 4 says it": ("`trust_remote_code` is not supported anymore.\nPlease check that the Hugging Face dataset 'hotpot_qa' isn't based on a loading script and remove `trust_remote_code`.", "dataset-scripts-gone", "`hotpot_qa`"),
+    "a part of what has no parts": ("ModuleNotFoundError: No module named 'vllm.lora.models'; 'vllm.lora' is not a package", "module-is-no-package", "`vllm.lora` is a single module"),
+    "what holds only for some": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: int3 is only supported for wide models", "words-only-for", "`frob` takes int3 only for wide models"),
     "a device that is not there, in words": ("ValueError: The requested device for frobs (cuda:1) is not available.", "words-not-supported", "does not support requested device for frobs (cuda:1)"),
     "an import without its class": ("Error loading module nodes: cannot import name 'Frob' from 'frobs' (/site-packages/frobs/__init__.py)", "name-not-in-module", "frobs"),
     "a missing module without its class": ("Missing required packages: No module named 'frobs'", "module-not-found", "frobs"),
