@@ -14,7 +14,7 @@ _TABLES = Path(__file__).parent / "tables"
 _BASES = r"PreTrained\w*|\w*Base|\w*Mixin"
 """Classes whose attributes many others have."""
 _KIND = re.compile(
-    r"(Trainer|Cache|Backend|Method|Worker|Manager|Connector|Runner|Scheduler|Executor|Engine|Loader|Layer|Impl"
+    r"(Trainer|Cache|Backend|Method|Worker|Manager|Connector|Runner|Scheduler|Executor|Engine|Loader|Impl"
     r"|Builder|Metadata|Kernel|Strategy|Callback|Handler|Platform|Adapter)$"
 )
 """The last word of a class's name, which its base class often shares."""

@@ -56,6 +56,24 @@ CASES = {
     "a tag before the level": ("[Stage-3] ERROR 03-12 08:22:28 [a.py:8] ValueError: Free memory on device cuda:1 (1.0/8.0 GiB) on startup is less than desired GPU memory utilization (0.9, 7.2 GiB).", "serving-memory", "other processes"),
     "structlog's JSON": ('{"level": "error", "event": "KeyError: \'labels\'"}', "key-missing", "labels"),
     "a list's item that is an exception": ("Actual:\n- `RuntimeError: CUDA error: no kernel image is available for execution on the device`", "cuda-no-kernel-image", "cu128"),
+    "a notice alone": ("WARNING: An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not installed. Falling back to cpu.", "jax-on-the-cpu", "jax[cuda12]"),
+    "who asks JAX for what it has no more": (TB + LIBRARY.format("chex/_src/pytypes.py", "<module>").replace("f(x)", "A = jax.interpreters.batching.BatchTracer") + "AttributeError: jax.interpreters.batching.BatchTracer is deprecated", "jax-removed", "pip install -U chex"),
+    "a layer that another library's class has later": ("AttributeError: 'Qwen3DecoderLayer' object has no attribute 'frob_attn'", "attribute-not-in-object", "transformers"),
+    "a message that goes on": ("tvm.error.InternalError: Check failed: (status == cudaSuccess) is false:\n  BatchPrefillWithPagedKVCache failed with error invalid resource handle", "flashinfer-kernel", "KV cache"),
+    "a batch's key as a number": ("ValueError: invalid literal for int() with base 10: 'input_ids'", "template-returns-dictionary", "return_dict"),
+    "a text as a number": (TB + "ValueError: could not convert string to float: 'n/a'", "text-not-a-number", "'n/a'"),
+    "widths of a user's own layers": (TB + "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x512 and 1024x10)", "linear-input-size", "in_features"),
+    "compilers of two CUDA releases": ("RuntimeError: ('The detected CUDA version (%s) mismatches the version that was used to compilePyTorch (%s). Please make\n      sure to use the same CUDA versions.', '13.0', '12.8')", "build-with-another-cuda", "--no-build-isolation"),
+    "a table that is read by a variable": (TB + LIBRARY.format("frob/tags.py", "encode").replace("f(x)", "return self.tags_to_idx[key]") + "KeyError: 'ATag'", "key-missing", "`self.tags_to_idx` has no key `ATag`"),
+    "a key that the user's line names": ('Traceback (most recent call last):\n  File "/code/train.py", line 3, in <module>\n    x = sample["labels"]\n' + LIBRARY.format("frob/base.py", "__getitem__").replace("f(x)", "return self.data[item]") + "KeyError: 'labels'", "key-missing", "`sample` has no key `labels`"),
+    "a position in a table with gaps": (TB + "KeyError: 17", "position-as-key", "reset_index"),
+    "a class of another library than transformers": ("TypeError: DownloadConfig.__init__() got an unexpected keyword argument 'trust_remote_code'", "keyword-not-taken", "datasets<4"),
+    "pip's complaint alone": ("frobs 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.", "pip-conflict", "hub<1.0"),
+    "what Inductor raised, on the next line": ("torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\nLoweringException: NoValidChoicesError: \n  target: aten.mm.default", "inductor-no-choices", "ATEN"),
+    "a loading script, as datasets 4 says it": ("`trust_remote_code` is not supported anymore.\nPlease check that the Hugging Face dataset 'hotpot_qa' isn't based on a loading script and remove `trust_remote_code`.", "dataset-scripts-gone", "`hotpot_qa`"),
+    "a part of what has no parts": ("ModuleNotFoundError: No module named 'vllm.lora.models'; 'vllm.lora' is not a package", "module-is-no-package", "`vllm.lora` is a single module"),
+    "what holds only for some": (TB + LIBRARY.format("frob/core.py", "f") + "FrobError: int3 is only supported for wide models", "words-only-for", "`frob` takes int3 only for wide models"),
+    "a device that is not there, in words": ("ValueError: The requested device for frobs (cuda:1) is not available.", "words-not-supported", "does not support requested device for frobs (cuda:1)"),
     "an import without its class": ("Error loading module nodes: cannot import name 'Frob' from 'frobs' (/site-packages/frobs/__init__.py)", "name-not-in-module", "frobs"),
     "a missing module without its class": ("Missing required packages: No module named 'frobs'", "module-not-found", "frobs"),
     "a wrapped message": ("ImportError: cannot import name 'Frob' from\n'frobs.models.frob' (/frobs/models/frob.py)", "name-not-in-module", "frobs.models.frob"),
@@ -455,7 +473,7 @@ def test_what_is_needed_for_a_kernel_is_not_a_kernel_that_failed(message, id):
      "frob 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.\nstep 1 loss 2.0",
      "To use it, place the model files in /models/frob.\nstep 1 loss 2.0",
      "An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not installed. "
-     "Falling back to cpu."],
+     "Falling back to cpu.\nstep 1 loss 2.0"],
 )  # fmt: skip
 def test_what_a_program_lives_without_is_no_cause(log):
     assert causes(log) == []

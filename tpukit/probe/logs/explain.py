@@ -4,6 +4,7 @@ import codecs
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from tpukit.knowledge.error_table import KnownError
@@ -104,11 +105,9 @@ class _Suspects:
     most: int = 5
 
     def look(self, lines: Sequence[Line]) -> None:
-        if len(self.lines) < self.most:
-            loud = (line for line in lines if line.level != "I")
-            hits = (line for line in loud if LINES["error_line"].search(line.text[:500]))
-            self.lines += [line for _, line in zip(range(self.most), hits, strict=False)]
-            del self.lines[self.most :]
+        loud = (line for line in lines if line.level != "I")
+        hits = (line for line in loud if LINES["error_line"].search(line.text[:500]))
+        self.lines += islice(hits, self.most - len(self.lines))
 
 
 def _batches(source: LogSource) -> Iterator[tuple[list[tuple[int, str]], int]]:
@@ -164,10 +163,6 @@ def _lines_of_pieces(source: LogSource) -> Iterator[tuple[int, str, int]]:
 
 def unpack(numbered: list[tuple[int, str]]) -> list[tuple[int, str]]:
     """Lines stored in JSON (a notebook's outputs, Kaggle's and docker's logs) as printed."""
-    if not any(
-        line.lstrip()[:1] in ('"', "{", "[", ",") or _ESCAPED in line for _, line in numbered
-    ):
-        return [(number, _fit(line)) for number, line in numbered]
     return [
         (number, _fit(part)) for number, line in numbered for part in _unpack_line(line).split("\n")
     ]

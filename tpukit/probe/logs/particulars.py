@@ -1,7 +1,7 @@
 """What a traceback names beside the exception: who raised it, who asked, which value and line."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tpukit.knowledge.error_table import KnownError, line_forms
@@ -70,24 +70,22 @@ def place(frame: Frame) -> str:
 def _values(raised: Raised, name: str) -> Iterator[tuple[str, Frame]]:
     """The expressions that were read when it was raised, each with the frame that reads it."""
     forms = [form for words, form in _NONE_FORMS.items() if words in raised.message]
+    frames = raised.frames[:-5:-1]
     if raised.class_name == "KeyError" and name:
         forms = [rf"({_TERM})(?:\[|\.(?:pop|index)\()[rbuf]?['\"]{re.escape(name)}['\"]"]
+        if not any(re.search(forms[0], frame.code) for frame in frames):
+            forms, frames = [rf"({_TERM})\[[a-z_]\w*\]"], frames[:1]
     elif raised.class_name == "AttributeError" and name:
         forms = [rf"({_TERM})\.{re.escape(name)}\b"]
-    for frame in reversed(raised.frames[-4:]):
-        terms = list(dict.fromkeys(_found(forms, frame.code)))
+    for frame in frames:
+        found = (match for form in forms for match in re.finditer(form, frame.code))
+        terms = list(dict.fromkeys(next(filter(None, match.groups())) for match in found))
         if len(terms) != 1 and (marked := _marked(frame)):
             terms = [marked]
         if 0 < len(terms) <= _MOST_TERMS:
             yield "` or `".join(terms), frame
         if frame.where not in _LOOKUPS and raised.class_name != "KeyError":
             return
-
-
-def _found(forms: Iterable[str], code: str) -> Iterator[str]:
-    for form in forms:
-        for match in re.finditer(form, code):
-            yield next(filter(None, match.groups()))
 
 
 def _marked(frame: Frame) -> str:
@@ -120,7 +118,7 @@ def _of_call(raised: Raised) -> dict[str, str]:
     if caller is None:
         change = f"{_update(own)}, or go back to the release that worked"
         is_fault = raised.class_name in _FAULTS and not raised.users_frame
-        why = "a fault of that release, or of it with this model, setting or GPU: "
+        why = "a fault of that release, or of it with this model, data or GPU: "
         # A script of the library's repository calls the release that is installed.
         script = "; for a script of its repository install that checkout (`pip install -e .`)"
         change = f"{why}{change}{script}" if is_fault else change

@@ -12,6 +12,7 @@ from tpukit.probe.logs.log_text import Line
 _PROGRESS = re.compile(line_words("progress"))
 _STEPS_AFTER = 3
 _MOST_STEPS = 200_000
+_EXCERPT = 5
 
 
 class StepsSeen:
@@ -19,12 +20,18 @@ class StepsSeen:
 
     def __init__(self) -> None:
         self._lines: dict[str, list[int]] = defaultdict(list)
+        self._count = 0
 
     def feed(self, lines: Iterable[Line]) -> None:
         for line in lines:
             of_rank = self._lines[line.stream]
+            self._count += bool(line.text)
             if len(of_rank) < _MOST_STEPS and _PROGRESS.search(line.text[:300]):
                 of_rank.append(line.number)
+
+    def is_excerpt(self) -> bool:
+        """Whether the log is a few lines, none of them a step: pasted for one message."""
+        return self._count <= _EXCERPT and not any(self._lines.values())
 
     def between(self, line: int, end: float, stream: str) -> bool:
         """Whether the rank made several steps after one line and before another."""
@@ -49,7 +56,7 @@ def ranked(found: Sequence[Explanation], steps: StepsSeen | None = None) -> list
         for explanation in survived:
             explanation.role, explanation.note = "warning", "(The run went on after it.)"
     if not causes:
-        _promote_symptom(found)
+        _promote_symptom(found, is_excerpt=steps is not None and steps.is_excerpt())
     if any(not cause.last_resort for cause in causes):
         for cause in causes:
             if cause.last_resort:
@@ -57,12 +64,11 @@ def ranked(found: Sequence[Explanation], steps: StepsSeen | None = None) -> list
     return sorted(found, key=_place)
 
 
-def _promote_symptom(found: Sequence[Explanation]) -> None:
-    """Makes the first symptom the cause where the log has no other: a crash, a lost connection.
-
-    A launcher's report of a failed process is not one.
-    """
+def _promote_symptom(found: Sequence[Explanation], *, is_excerpt: bool) -> None:
+    """Makes the first symptom the cause where the log has no other: a crash, a lost connection, in
+    an excerpt of a few lines what it complains of; not a launcher's report of a process."""
     symptoms = [e for e in found if e.role == "consequence" and e.entry.topic != "report"]
+    symptoms = symptoms or [e for e in found if is_excerpt and e.entry.topic == "complaint"]
     if symptoms and not any(e.role == "cause" for e in found):
         first = min(symptoms, key=lambda e: e.line)
         first.role, first.confidence = "cause", "probable"
@@ -87,5 +93,4 @@ def _is_followed(survived: Sequence[Explanation], consequences: Sequence[int]) -
 
 
 def _place(explanation: Explanation) -> tuple[int, bool, int]:
-    is_guess = explanation.confidence == "possible"
-    return ROLES.index(explanation.role), is_guess, explanation.line
+    return ROLES.index(explanation.role), explanation.confidence == "possible", explanation.line

@@ -165,7 +165,7 @@ class _Reader:
         """Adds a frame, to a new traceback where none is open."""
         if not self.is_open:
             self.open(line, has_header=False)
-        self.silent, self.awaits_code = 0, '"' in match.group()
+        self.silent, self.awaits_code = 0, re.match("File.*, line", match[0]) is not None
         if len(self.frames) < _MOST_FRAMES:
             frame = {"line": "", "where": "", **match.groupdict("")}
             where = frame["where"].strip()
