@@ -1,6 +1,6 @@
 """Precision and recall of `tpukit doctor` on public training scripts that it was not written for.
 
-`doctor_material/scripts.toml` to `scripts_8.toml` list each script (repository, path, commit) with
+`doctor_material/scripts.toml` to `scripts_9.toml` list each script (repository, path, commit) with
 what a reader found wrong in it before doctor was asked: rule and line (in a notebook cell.line),
 `plain` for `doctor PATH` and `to_tpu` for what `--to tpu` has to add, of which the first line a
 rule. FOLDER holds the scripts as <owner>+<name>@<path>. What doctor says beside the list is
