@@ -12,7 +12,7 @@ at the revision in files.toml; what is missing there is listed and left out.
     python benchmarks/doctor_real_material.py --files /tmp/material --out answer.json
     python benchmarks/doctor_real_material.py --blind --out answer.json
 
-`--blind` asks about the logs of blind_4.toml to blind_11.toml, whose first answers stand there.
+`--blind` asks about the logs of blind_4.toml to blind_12.toml, whose first answers stand there.
 """
 
 import argparse

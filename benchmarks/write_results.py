@@ -741,12 +741,12 @@ def doctor_blind() -> str:
             for part, n in sums.items() if "," not in part]  # fmt: skip
     text = (
         "Public logs in no earlier set: causes written first, asked once, judged by hand. "
-        f"{asked} of the twelve months to November 2026 (14 of `blind_11` are older), and "
-        f"{sum(clean.values())} clean logs, of which {clean.get('no cause', 0)} were given no "
-        "cause. All sets, and what was wrong: [doctor_measured.md](doctor_measured.md#logs). Not "
-        "first: right, but second or as a warning; imprecise: true of the family, without the "
-        "cause or with advice for another case; honest: unknown, and said so. The last column is "
-        "seen while fixing, not blind."
+        f"{asked} of the twelve months to November 2026 (14 of `blind_11` and 7 of `blind_12` are "
+        f"older), and {sum(clean.values())} clean logs, of which {clean.get('no cause', 0)} were "
+        "given no cause. All sets, and what was wrong: "
+        "[doctor_measured.md](doctor_measured.md#logs). Not first: right, but second or as a "
+        "warning; imprecise: true of the family, without the cause or with advice for another "
+        "case; honest: unknown, and said so. The last column is seen while fixing, not blind."
     )
     tables = [table(["logs", "asked", *verdicts, "right now"], rows), "How a miss came about:"]
     return section(
