@@ -72,7 +72,8 @@ def lost_name(place: str, name: str, release: str = "") -> Lost | None:
     last = place.removesuffix(".__init__").rpartition(".")[2]
     of_keyword = None
     for row in old_calls():
-        if row.status != "removed" or ", " in row.new:
+        # Of a row of several names the releases' tables know more.
+        if row.status != "removed" or ", " in row.new or (row.instead and not row.keywords):
             continue
         if row.keywords:
             is_it = name in row.keywords and any(q.endswith(f".{last}") for q in row.names)
@@ -80,7 +81,7 @@ def lost_name(place: str, name: str, release: str = "") -> Lost | None:
             whole, ending = f"{place}.{name}", f".{last}.{name}"
             is_it = any(q == whole or q.replace("()", "").endswith(ending) for q in row.names)
         if is_it:
-            found = Lost(f"{row.since} has it no more", row.new)
+            found = Lost(f"{row.since} has it no more", row.instead.get(name, row.new))
             if not row.keywords:
                 return found
             # A row of several keywords says less than a release's table.

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend, BackendState, Batch
-from tpukit.io.ranges import LARGEST_SEED
 from tpukit.train.checkpoint import Checkpoint, persistent_buffers
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
@@ -328,7 +327,7 @@ def load_learner(
     learner = build_learner(task, backend, model, config)
     # From the step on as well: a run that goes on with other ranks must not draw the same again.
     steps_done = 0 if checkpoint is None else checkpoint.state.step
-    backend.load_state({"seed": (config.global_seed + steps_done) % (LARGEST_SEED + 1)})
+    backend.load_state({"seed": (config.global_seed + steps_done) % 2**64})
     if checkpoint is None:
         return learner
     tensors = checkpoint.tensors("optimizer")
