@@ -15,7 +15,11 @@ def campaign(folder, *options):
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [("fuzz", 13), ("damage", 10), pytest.param("kill", 3, marks=pytest.mark.slow)],
+    [
+        pytest.param("fuzz", 13, marks=pytest.mark.slow),
+        ("damage", 10),
+        pytest.param("kill", 3, marks=pytest.mark.slow),
+    ],
 )
 def test_a_sample(tmp_path, kind, count):
     done = campaign(tmp_path, "--only", kind, "--most", count)

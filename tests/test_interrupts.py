@@ -41,6 +41,7 @@ def saved_step(run):
     return step
 
 
+@pytest.mark.slow
 def test_an_interrupted_cell_saves_and_the_same_cell_goes_on(tmp_path):
     """Interrupted while it saves: the same cell waits for the end of that."""
     run, mark = tmp_path / "run", uuid.uuid4().hex

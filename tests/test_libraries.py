@@ -25,8 +25,8 @@ class Tiny(Small):
 @pytest.mark.parametrize(
     ("hw", "variables"),
     [
-        pytest.param("cpu", {}, marks=pytest.mark.slow),
-        pytest.param("tpu", VIRTUAL_TPU, marks=pytest.mark.xla),
+        ("cpu", {}),
+        pytest.param("tpu", VIRTUAL_TPU, marks=[pytest.mark.xla, pytest.mark.slow]),
     ],
 )
 def test_training_imports_no_tensorflow_and_starts_no_compile_workers(tmp_path, hw, variables):

@@ -25,6 +25,7 @@ def test_a_folder_holds_one_kind_of_set(kind, count, tmp_path, monkeypatch, caps
         assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_eit_says_its_size_first_and_a_command_that_works_here(tmp_path):
     done = tpukit("data", "eit", "--n", 20, cwd=tmp_path)
     first, *_, last = done.stdout.splitlines()

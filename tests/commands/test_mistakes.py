@@ -134,7 +134,7 @@ def test_what_forward_reads_is_warned_of(name, forward, lines, call, capsys):
     ("name", "way"),
     [
         ("OutputOnCpu", "leave `.cpu()` and `.to(...)` out"),
-        ("NumpyInForward", "Compute with torch"),
+        pytest.param("NumpyInForward", "Compute with torch", marks=pytest.mark.slow),
     ],
 )
 def test_what_leaves_xla_says_what_to_leave_out(name, way, tmp_path):

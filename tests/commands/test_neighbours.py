@@ -115,6 +115,7 @@ def test_trained_tested_predicted_and_probed(project, tmp_path, way):
     assert found["largest_batch_per_device"] == 2
 
 
+@pytest.mark.slow
 def test_from_python_two_files_have_neighbours_of_one_name(tmp_path):
     runs = {}
     for length in (4, 6, 4):

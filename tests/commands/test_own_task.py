@@ -22,7 +22,11 @@ WAYS = {
     "two-ranks": (["--hw", "cpu", "--devices", "2"], {}),
     "torch-tpu": (["--hw", "tpu"], on_torch_tpu()),
 }
-MARKS = {"xla-2": (pytest.mark.xla, pytest.mark.slow), "torch-tpu": pytest.mark.torch_tpu}
+MARKS = {
+    "two-ranks": pytest.mark.slow,
+    "xla-2": (pytest.mark.xla, pytest.mark.slow),
+    "torch-tpu": pytest.mark.torch_tpu,
+}
 
 
 def write_photos(folder: Path) -> None:

@@ -324,6 +324,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.plan
 @pytest.mark.xla
 def test_a_failure_of_the_compiler_itself_is_no_lack_of_memory(tmp_path):

@@ -145,6 +145,7 @@ def test_on_a_terminal_the_command_has_it(tmp_path):
     os.close(terminal)
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_ends_the_command(tmp_path):
     process = start("--log", tmp_path / "log", "--", "yes", stdin=-3, stdout=-1, stderr=-1)
     assert process.stdout.readline() == "y\n"

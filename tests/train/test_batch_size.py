@@ -313,6 +313,7 @@ def moved_by_a_step(form, rows, parts):
     return moved.bytes
 
 
+@pytest.mark.slow
 def test_the_form_that_moves_the_fewest_bytes_is_trained():
     """Small micro-batches read the weights too often, and recomputation reads activations again."""
     rows, forms, device = 512, Deep().forms(), SmallCheckpointingDevice()

@@ -102,6 +102,7 @@ for size in ("4k", "8k", "16k"):
 """
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_be_started_leave_one_error():
     """torch's iterator is half built then, and Python would print what its end raises."""
     mounted = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'

@@ -34,9 +34,8 @@ def trained(request, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    "first", ["import torch_xla", pytest.param("import accelerate", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["import torch_xla", "import accelerate"])
 def test_a_script_trains_and_tests_as_the_command_does(trained, tmp_path, first):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(first=first)], env=environment(), cwd=tmp_path,

@@ -37,7 +37,9 @@ def launched(scenario, restarts=0):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("how", [launched, lambda name: finish(start(name))], ids=["forks", "new"])
+@pytest.mark.parametrize("how", [
+    launched, pytest.param(lambda name: finish(start(name)), marks=pytest.mark.slow),
+], ids=["forks", "new"])  # fmt: skip
 def test_all_ranks_end_well(how):
     code, out, stderr = how("end")
     assert (code, out) == (0, "done 0 of 2\n"), stderr

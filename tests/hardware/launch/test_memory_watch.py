@@ -43,6 +43,7 @@ def test_a_run_that_needs_more_than_the_machine_has_ends_with_one_error(tmp_path
     assert "--memory-limit" in told and len(told.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_search_on_a_small_machine_ends_with_what_fits():
     """128 samples are tried where 1.9 GB are free; without a watch they would take 2.6 GB."""
     words = ("--task", HUNGRY, "--hw", "cpu", "--start", "128", "--trial-time", "1h", "--json")

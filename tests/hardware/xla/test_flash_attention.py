@@ -87,16 +87,18 @@ def test_the_tpu_compiler_takes_windows_with_a_bias(programs):
     assert ways["fused"]["temporaries"] < 0.3 * ways["written out"]["temporaries"]
 
 
+@pytest.mark.slow
 @pytest.mark.jax
 @pytest.mark.plan
 @pytest.mark.parametrize("words", [
-    ["4", "v5e:2x2"], pytest.param(["1", "v5e:2x2", "v4:2x2x1", "v6e:2x2"], marks=pytest.mark.slow),
+    ["4", "v5e:2x2"], ["1", "v5e:2x2", "v4:2x2x1", "v6e:2x2"],
 ])  # fmt: skip
 def test_every_tpu_that_has_the_kernels_takes_the_largest_heads(words):
     """What is compiled is within a core's memory on the smallest of them, too."""
     assert answer("kernels_on_tpus.py", *words) == []
 
 
+@pytest.mark.slow
 @pytest.mark.plan
 def test_a_tpu_without_the_kernels_is_answered_for_too(tmp_path):
     """Its attention is made in blocks: a kernel in bfloat16 would be refused."""
@@ -107,6 +109,7 @@ def test_a_tpu_without_the_kernels_is_answered_for_too(tmp_path):
     assert found["step"]["kernel_flops"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.jax
 @pytest.mark.plan
 def test_the_tpu_compiler_keeps_recomputation():

@@ -95,7 +95,8 @@ SHAPED |= {"host-oom-killed", "target-out-of-bounds", "loss-nan"}
 """Known by the shape of one line, which a disguise changes."""
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [4, 1])
 def test_entries_are_found_in_disguise(every):
     """Every fourth in each disguise, others in each, so that all are asked about; or all in all."""
     asked = [id for id in LOGS if id not in SHAPED]

@@ -42,7 +42,9 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.mark.plan
 @pytest.mark.usefixtures("own_cache")
-@pytest.mark.parametrize("name", ["is_compiled", "is_not_compiled_in_time"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("is_compiled", marks=pytest.mark.slow), "is_not_compiled_in_time"]
+)
 def test_a_measured_trial_has_the_compilers_prediction_where_there_is_one(name):
     in_forks(name)
 

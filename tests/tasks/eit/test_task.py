@@ -162,6 +162,7 @@ class PublishedLoop:
         return loss.item()
 
 
+@pytest.mark.slow
 def test_the_published_sizes_train_by_the_published_recipe(monkeypatch):
     """Losses, weights and EMA weights after 112 steps of a narrow network."""
     narrow = network.NetworkConfig(width=16, heads=2, levels=1, patch=4, image_side=32)

@@ -139,9 +139,10 @@ def test_a_run_is_tested_where_its_data_is_no_more(place, tmp_path):
     assert "after looking at the measured" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "symmetry",
-    [pytest.param(SYMMETRIES[0], marks=pytest.mark.slow), SYMMETRIES[4]],
+    [SYMMETRIES[0], SYMMETRIES[4]],
     ids=["as published", "clockwise"],
 )
 def test_measurements_are_turned_where_the_network_follows(tmp_path, symmetry):

@@ -50,6 +50,7 @@ def trained(network, seed=0):
     return network
 
 
+@pytest.mark.slow
 def test_full_width_has_109_7_million_parameters_under_the_published_names():
     network = reference_network(SIZES["published"])
     assert round(sum(p.numel() for p in network.parameters()) / 1e6, 1) == 109.7

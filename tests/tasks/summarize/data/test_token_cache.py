@@ -97,6 +97,7 @@ def test_a_damaged_cache_is_built_again(
     assert open_token_cache(path, tokenizer, 64).path.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

@@ -236,6 +236,7 @@ PARAMETERS = {
 """Parameters of the public models, as their cards give them."""
 
 
+@pytest.mark.slow
 def test_named_sizes_have_the_public_models_parameters():  # type: ignore[no-untyped-def]
     assert set(PARAMETERS) == set(SIZES)
     for name, parameters in PARAMETERS.items():
