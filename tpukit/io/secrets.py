@@ -14,7 +14,7 @@ _SECRETS = re.compile(
     r"|\b(?:[a-z][a-z0-9]{0,9}[_-]){1,2}(?-i:(?=[a-z0-9]*[A-Z])(?=[A-Z0-9]*[a-z]))"
     r"(?=(?:[a-z]*\d){3})[a-z0-9]{30,}\b)"
     # `token=...`, `--password ...`
-    rf"|((?:{_NAMES}|[?&][\w-]*sig(?:nature)?)=)[^\s\"'\\&,;]+|(key=)[^\s\"'\\&,;]{{6,}}"
+    rf"|((?:{_NAMES}|[?&][\w-]*sig(?:nature)?)=)(?![`.…]+(?!\w)|[a-z_]+\.[a-z_]*token\b)[^\s\"'\\&,;]+|(key=)[^\s\"'\\&,;]{{6,}}"
     rf"|(--(?:{_NAMES}) )[^\s\"'\\]+"
     # `"token": "..."`, `password = ...`, `Bearer ...`: with letters and digits, unlike a word.
     rf"|((?:{_NAMES})[\"']?[ \t]*[=:][ \t]*[\"']?|\bbearer[ \t]+"

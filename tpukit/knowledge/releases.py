@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,14 +27,14 @@ def libraries() -> dict[str, dict[str, Any]]:
     return tomllib.loads((_TABLES / "libraries.toml").read_text(encoding="utf-8"))
 
 
-def owner(name: str) -> str:
-    """The library that defines a class (`SFTTrainer`) or a method (`SFTTrainer.__init__`); empty
-    where its name does not tell."""
-    first = name.partition(".")[0]
-    owners = (
-        lib for lib, row in libraries().items() if re.fullmatch(row.get("classes", ""), first)
-    )
-    return next(owners, "") if first else ""
+def owner(name: str, asking: Iterable[str] = ()) -> str:
+    """The library that defines a class (`SFTTrainer`) or a method (`SFTTrainer.__init__`), before
+    others one of the packages `asking` for it; empty where its name does not tell."""
+    first = name.partition(".")[0] or " "
+    fits = [lib for lib, row in libraries().items() if re.fullmatch(row.get("classes", ""), first)]
+    own = re.compile(rf" {re.escape(first)}(?![\w>])")
+    near = (of for of in asking if of in fits or any(own.search(row[2]) for row in _history(of)))
+    return next(near, next(iter(fits), ""))
 
 
 def releases_in(text: str) -> Iterator[tuple[str, str]]:

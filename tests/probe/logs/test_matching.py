@@ -14,8 +14,9 @@ from known_logs import LOGS, TB
 
 from tpukit.errors import DataError
 from tpukit.hardware.memory import is_out_of_memory_text
+from tpukit.io.secrets import without_secrets
 from tpukit.knowledge.error_table import known_errors, read_known_errors
-from tpukit.probe.logs.explanations import logged_bytes
+from tpukit.probe.logs.explanations import fill, logged_bytes
 from tpukit.probe.logs.matching import explain_exception, explain_text
 
 ENTRIES = {entry.id: entry for entry in known_errors()}
@@ -84,6 +85,17 @@ DISGUISES = [
 
 def test_every_entry_has_a_log():
     assert set(LOGS) == set(ENTRIES)
+
+
+def test_the_words_of_the_table_are_shown_whole():
+    told = [text for entry in ENTRIES.values() for text in (entry.cause, entry.fix)]
+    assert [text for text in told if without_secrets(text) != text] == []
+
+
+def test_a_sentence_without_its_names_is_left_out():
+    """A line without a traceback tells nothing of who has to change what."""
+    lines = [entry for entry in ENTRIES.values() if entry.match or entry.regex]
+    assert [entry.id for entry in lines if "REMEDY" in fill(entry.fix, {})] == []
 
 
 def test_every_entry_is_found():

@@ -44,7 +44,11 @@ class ExplainedLog:
     def has_error(self) -> bool:
         """Whether something failed, known or not."""
         failed = any(e.role in ("cause", "consequence") for e in self.explanations)
-        return failed or any(_is_failure(line) for line in self.unknown)
+        reports = LINES["failure"].match
+        # A line that no entry knows can report an error, or only speak of one.
+        return failed or any(
+            line.level in ("E", "F") or reports(line.text) for line in self.unknown
+        )
 
 
 class LogExplainer:
@@ -92,11 +96,6 @@ def explain_log(source: LogSource, entries: Sequence[KnownError]) -> ExplainedLo
     return ExplainedLog(explanations, unknown, count, source.notes)
 
 
-def _is_failure(line: Line) -> bool:
-    """Whether a line that no entry knows reports an error, not only speaks of one."""
-    return line.level in ("E", "F") or LINES["failure"].match(line.text) is not None
-
-
 @dataclass
 class _Suspects:
     """Collects the first lines that look like errors, reported if none is known."""
@@ -117,9 +116,8 @@ def _batches(source: LogSource) -> Iterator[tuple[list[tuple[int, str]], int]]:
     for number, text, offset in _lines_of_pieces(source):
         if offset > _WHOLE_BYTES and shapes is None:
             shapes = set()
-        lines = text.split("\n")
-        numbered = list(enumerate(lines, start=number))
-        last = number + len(lines) - 1
+        numbered = list(enumerate(text.split("\n"), start=number))
+        last = numbered[-1][0]
         if shapes is not None and len(shapes) < _MOST_SHAPES:
             numbered = _unlike_before(numbered, text, shapes)
         yield unpack(numbered), last

@@ -54,8 +54,7 @@ class Explanation:
 
     @property
     def fix(self) -> str:
-        fix, advice = fill(self.entry.fix, self.captures), advise(self.captures)
-        return f"{advice} {fix}" if advice else fix
+        return f"{advise(self.captures)} {fill(self.entry.fix, self.captures)}".strip()
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `doctor --json`."""

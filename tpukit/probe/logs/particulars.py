@@ -1,6 +1,7 @@
 """What a traceback names beside the exception: who raised it, who asked, which value and line."""
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,9 +14,7 @@ _TERM = r"(?<![\w.])[A-Za-z_]\w*(?:\.\w+|\[[^\[\]]{0,60}\]|\([^()]{0,60}\))*?"
 """A name with its attributes, subscripts and calls, the shortest that fits."""
 _LOOKUPS = {"__getattr__", "__getitem__", "__getattribute__", "__missing__", "get_loc"}
 _PASSING = set(line_forms()["words"]["passing"])
-"""Packages whose frames only pass a call on."""
-_FAULTS = {"AttributeError", "IndexError", "KeyError", "NameError", "TypeError",
-           "UnboundLocalError", "ZeroDivisionError"}  # fmt: skip
+_FAULTS = set(line_forms()["words"]["faults"])
 """What Python itself raises: no refusal that somebody wrote."""
 _MOST_TERMS = 3
 _NONE_FORMS = {
@@ -137,8 +136,9 @@ def _of_release(
     where, name = found.get(key, ""), found.get("name", "")
     # A class with its module: `mujoco._enums.mjtEnableBit`.
     is_module = key in ("module", "package") or (key == "kind" and "." in where)
-    library = where.partition(".")[0] if is_module else owner(where)
     asking = [frame for frame in raised.frames if frame.where not in _LOOKUPS]
+    near = [frame.package for frame in reversed(raised.frames)]
+    library = where.partition(".")[0] if is_module else owner(where, near)
     asker = asking[-1] if asking and asking[-1].package else None
     here = installed_versions(libraries()) if _is_of_this_machine(raised, releases) else {}
     lost = lost_name(
@@ -171,7 +171,8 @@ def _exchange(
     library: str, asker: Frame | None, user: str, lost: Lost | None, is_module: bool
 ) -> str:
     """Which of two packages to exchange, and for what."""
-    other = f"install the {f'`{_pip(library)}`' if library else 'release'} that it was written for"
+    kind = "Python" if library in sys.stdlib_module_names else "release"
+    other = f"install the {f'`{_pip(library)}`' if _pip(library) else kind} that it was written for"
     if lost and lost.range:
         other = f"run `pip install '{_pip(lost.library)}{lost.range}'`"
     elif breaks := libraries().get(library, {}).get("breaks"):
@@ -197,5 +198,6 @@ def _update(frame: Frame) -> str:
 
 
 def _pip(package: str) -> str:
-    other = line_forms()["pip"].get(package, package)
+    """What pip calls a package; empty for what it does not have, as Python's own modules."""
+    other = "" if package in sys.stdlib_module_names else line_forms()["pip"].get(package, package)
     return str(libraries().get(package, {}).get("pip", other))

@@ -10,7 +10,7 @@ LINES = {name: re.compile(form) for name, form in line_forms()["lines"].items()}
 _DOCUMENT = re.compile(r"[^\s:]+\.(?:md|rst|ipynb|toml|ya?ml):\d+:")
 _REPORTED = re.compile(r"\s*(?:(?:[\w.]+\.)?\w*(?:Error|Exception|Warning|Exit)\b|error\b|fatal\b)")
 _CODE = re.compile(rf"(?:[+>-]\s*)?(?:{line_words('code')})")
-_PROSE = re.compile(rf"(?i)(?<![\w/.-])(?:{line_words('prose')})\b")
+_PROSE = re.compile(rf"(?i)(?<![\w/\\.-])(?:{line_words('prose')})\b")
 _WORDS_BEFORE = 3
 
 

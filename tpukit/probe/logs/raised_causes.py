@@ -7,8 +7,8 @@ from functools import cache
 from tpukit.knowledge.error_table import KnownError, unknown_errors
 from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
 from tpukit.probe.logs.particulars import particulars
-from tpukit.probe.logs.quoting import is_quoted
-from tpukit.probe.logs.tracebacks import Frame, Raised
+from tpukit.probe.logs.quoting import LINES, is_quoted
+from tpukit.probe.logs.tracebacks import Raised
 
 REPORTED, UNKNOWN, _AT_IMPORT, _IN_LIBRARY, FAILED_CHECK, *_LISTS = unknown_errors()
 _CASCADES, _AFTERMATH, _TRIED = (row.exception for row in _LISTS)
@@ -43,12 +43,11 @@ def explain_raised(
         if chosen is not raised and chosen.users_frame is None:
             chosen.frames = [*raised.frames, *chosen.frames]
         key = re.sub(r"\d+", "0", chosen.message or chosen.name)
-        same = found.get(key)
-        if same is None:
-            found[key] = _explanation(chosen, rules, releases)
+        if key in found:
+            found[key].count += 1
+            found[key].last = max(found[key].last, chosen.line.number)
         else:
-            same.count += 1
-            same.last = max(same.last, chosen.line.number)
+            found[key] = _explanation(chosen, rules, releases)
     return list(found.values())[:_MOST_CAUSES]
 
 
@@ -73,7 +72,7 @@ def _matched_logged(rule: KnownError, raised: Raised) -> dict[str, str] | None:
         return None
     line = raised.line._replace(text=raised.message[:2000])
     for expression in rule.message:
-        match = expression.search(line.text)
+        match = _search(expression, line.text)
         if match is None or not (raised.name or raised.is_logged or not match.start()):
             continue
         is_own = any(part in match[0].lower() for part in _own_words(expression.pattern))
@@ -178,10 +177,8 @@ def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
     """What a rule's expression captures in this exception's message; None where it differs."""
     if "*" not in rule.exception and raised.class_name not in rule.exception:
         return None
-    if rule.frames and not (
-        any(part in raised.name for part in rule.frames)
-        or any(_is_in(frame, rule.frames) for frame in raised.frames)
-    ):
+    called = (f"{frame.path}\n{frame.code}".replace("\\", "/") for frame in raised.frames)
+    if rule.frames and not any(p in text for text in (raised.name, *called) for p in rule.frames):
         return None
     if not rule.message:
         return {}
@@ -190,15 +187,19 @@ def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
         text += f"\n{raised.details}"
     about = None if rule.frames else _ABOUT_A_NAME.search(text)
     for expression in rule.message:
-        match = expression.search(text)
+        match = _search(expression, text)
         if match and not (about and match.start() >= about.end()):
             return {name: value for name, value in match.groupdict().items() if value}
     return None
 
 
-def _is_in(frame: Frame, parts: Sequence[str]) -> bool:
-    path = frame.path.replace("\\", "/")
-    return any(part in path or part in frame.code for part in parts)
+def _search(expression: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """A match that does not hang on a folder's, a repository's or an address's name, unless the
+    expression itself is about paths."""
+    match = expression.search(text)
+    if match and not re.search(r"/|-packages|\\\\", expression.pattern):
+        return expression.search(LINES["names"].sub(lambda n: "_" * len(n[0]), text)) and match
+    return match
 
 
 def _sentence(raised: Raised, topic: str) -> str:
