@@ -206,7 +206,7 @@ CASES = {
     "a word in a repository's name": (TB + "FrobError: no rope table in 'frob/flash-attention-3'", "unknown-exception", "no entry"),
     "a line that names its own reason": ("Skipping import of cpp extensions due to incompatible torch version 2.9.1\n" + TB + LIBRARY.format("frobtune/core.py", "f") + "ImportError: cannot import name 'int4_weight_only' from 'torchao.quantization'", "name-not-in-module", "torchao<0.16"),
     "a class of diffusers": ("AttributeError: 'Flux2ImageProcessor' object has no attribute 'frob'", "attribute-not-in-object", "install the `diffusers`"),
-    "a class of the package that asks": (TB + LIBRARY.format("diffusers/models/auto_model.py", "f") + "AttributeError: type object 'AutoModel' has no attribute 'frob'", "attribute-not-in-object", "`diffusers`"),
+    "a class of the package that asks": (TB + LIBRARY.format("diffusers/models/auto_model.py", "f") + "AttributeError: type object 'AutoModel' has no attribute 'frob'", "attribute-not-in-object", "Update what `diffusers` is given"),
     "a name of Python's own": (TB + LIBRARY.format("frob/core.py", "f") + "ImportError: cannot import name 'Frob' from 'typing'", "name-not-in-module", "install the Python"),
     "a package that pip calls otherwise": (TB + LIBRARY.format("jax_plugins/xla_cuda12/__init__.py", "f") + "AttributeError: 'Frob' object has no attribute 'frob'", "attribute-not-in-object", "pip install -U 'jax[cuda12]'"),
     "a sum of parallel parts alone": ("world size (4) is not divisible by total_model_size (total_model_size=16)", "parallel-sizes", "switches one off"),
