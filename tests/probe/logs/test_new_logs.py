@@ -204,6 +204,7 @@ CASES = {
     "an array of all hosts": (TB + "ValueError: device_put's first argument must be a fully addressable array, but got value with devices {TpuDevice(id=0)}", "jax-placed-twice", "make_array_from_process_local_data"),
     "a word in a folder's name": (TB + "FileNotFoundError: Kernel at path `/c/hub/models--frob--flash-attention-3/snapshots/1` does not have one of build variants: torch-cpu", "kernel-without-variant", "without CUDA"),
     "a word in a repository's name": (TB + "FrobError: no rope table in 'frob/flash-attention-3'", "unknown-exception", "no entry"),
+    "a word in a repository's name without quotes": (TB + "FrobError: no rope table in frob/flash-attention-3", "unknown-exception", "no entry"),
     "a line that names its own reason": ("Skipping import of cpp extensions due to incompatible torch version 2.9.1\n" + TB + LIBRARY.format("frobtune/core.py", "f") + "ImportError: cannot import name 'int4_weight_only' from 'torchao.quantization'", "name-not-in-module", "torchao<0.16"),
     "a class of diffusers": ("AttributeError: 'Flux2ImageProcessor' object has no attribute 'frob'", "attribute-not-in-object", "install the `diffusers`"),
     "a class of the package that asks": (TB + LIBRARY.format("diffusers/models/auto_model.py", "f") + "AttributeError: type object 'AutoModel' has no attribute 'frob'", "attribute-not-in-object", "Update what `diffusers` is given"),
