@@ -245,7 +245,7 @@ def test_what_ends_the_step_itself_needs_no_sync(tmp_path):
         "        self.cuda()\na = A()\na.cuda()",
         "def main():\n    net(x).backward()\n    optimizer.step()\n    for b in loader:\n"
         "        engine(b)\n    print(loss.item())\nmain()",
-        "for x in loader:\n    x /= 255\n    x = x.numpy()\n    x = torch.Tensor(x).to(d)\n"
+        "for x in loader:\n    x /= 255\n    x = x.data.numpy()\n    x = torch.Tensor(x).to(d)\n"
         "    f(x).backward()",
         "for e in r:\n    for x in l:\n        f(x).backward()\n    p.append(f(x).cpu())\n"
         "    q = torch.cat(p)\n    g(q[q > 0])",
