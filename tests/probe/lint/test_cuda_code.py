@@ -125,6 +125,13 @@ def test_one_right_form_is_written(tmp_path, line, expected):
         ('d = "cuda:{}".format(rank)', "cuda-device-text"),
         ("m = m.to(args.local_rank)", "cuda-device-text"),
         ("m = m.to(gpu)", "cuda-device-text"),
+        ('d = torch.device("cuda", rank)', "cuda-device-text"),
+        ("for b in loader:\n    ok = y != 0\n    f(x[ok]).backward()", "cuda-values-shape"),
+        ("class A:\n    def cuda(self):\n        self.m.cuda()", "cuda-method"),
+        ("for x in loader:\n    t = torch.tensor(0.0)\n    t += f(x)\n    t.backward()\n"
+         "    n = t.item()", "read-in-step"),
+        ("def step(x):\n    f(x).backward()\n    optimizer.step()\nfor x in loader:\n    step(x)",
+         "cuda-sync"),
         ('t = Trainer(accelerator="gpu" if n else "cpu")', "cuda-accelerator"),
         ("torch.set_default_tensor_type(torch.cuda.FloatTensor)", "cuda-default-type"),
         ("import torch.utils.data as d\nd.DistributedSampler(x, num_replicas=n)", "cuda-sampler"),
@@ -234,6 +241,16 @@ def test_what_ends_the_step_itself_needs_no_sync(tmp_path):
         "for x, n in tqdm(loader):\n    x = x.to(d)\n    k = n.tolist()\n    f(x, k).backward()",
         "for step, b in enumerate(loader):\n    x, n = b\n    k = n[0].item()\n    f(x).backward()",
         "for t in steps:\n    y = net.backward(x, t)\n    frames.append(y.cpu())",
+        "class A:\n    def cuda(self):\n        self.m = self.m.to(d)\n    def f(self):\n"
+        "        self.cuda()\na = A()\na.cuda()",
+        "def main():\n    net(x).backward()\n    optimizer.step()\n    for b in loader:\n"
+        "        engine(b)\n    print(loss.item())\nmain()",
+        "for x in loader:\n    x /= 255\n    x = x.data.numpy()\n    x = torch.Tensor(x).to(d)\n"
+        "    f(x).backward()",
+        "for e in r:\n    for x in l:\n        f(x).backward()\n    p.append(f(x).cpu())\n"
+        "    q = torch.cat(p)\n    g(q[q > 0])",
+        "while True:\n    f(x).backward()\n    s = torch.tensor(env.step())\n    a = s[0].item()",
+        "def forward(self, x, kind):\n    flag = kind == 'text'\n    return x[flag]",
         "for b in loader:\n    loss = f(b)\n    loss.backward()\n    if bad:\n"
         "        print(loss)\n        sys.exit(1)",
         "for file in files:\n    x = torch.cat([x, torch.load(file, weights_only=True)])",

@@ -48,6 +48,7 @@ CASES = {
             "where gradients are accumulated": LOOP + "    if (i + 1) % 4 == 0:\n        opt.step()\n        total += loss.item()\n",
             "a method of one step": XLA + "class T:\n    def one(self, x):\n        m(x).backward()\n    def run(self):\n        for x in l:\n            t += self.one(x).item()\n",
             "a step under another name": XLA + "def one(x):\n    m(x).backward()\nstep = one\nfor x in l:\n    t += step(x).item()\n",
+            "a test of a part": LOOP + "    parts['loss'] = loss\n    if not torch.isfinite(parts['loss']):\n        break\n",
             "a test of a number": LOOP + "    if torch.isnan(loss):\n        break\n",
             "accelerate alone": ACCELERATE + "    total += loss.item()\n",
             "on a TPU": LOOP + "    if use_tpu:\n        total += loss.item()\n",
@@ -185,6 +186,7 @@ CASES = {
             "in a loop over a loader": XLA + "for x in loader:\n    xm.rendezvous('x')\n    train(x)\n",
             "CUDA's wait": "import torch\n" + ACCELERATE + "    torch.cuda.synchronize()\n",
             "accelerate alone": ACCELERATE + "    a.wait_for_everyone()\n",
+            "accelerate, a function of one step": ACCELERATE.replace("for x in loader:", "def one(x):") + "while True:\n    one(x)\n    a.wait_for_everyone()\n",
         },
         {
             "once an epoch": LOOP + "xm.rendezvous('epoch')\n",
@@ -235,6 +237,7 @@ CASES = {
     "padding-to-longest": (
         {
             "a collator": XLA + "DataCollatorForSeq2Seq(t, padding=True)\n",
+            "by default": XLA + "def f(b):\n    return self.tokenizer.pad(b)\n",
             "longest": XLA + "tokenizer(t, padding=True)\n",
             "in words": XLA + "self.tokenizer(t, padding='longest')\n",
             "a collator that does": XLA + "self.c = DataCollatorSpeechSeq2SeqWithPadding(p)\n",
@@ -249,6 +252,7 @@ CASES = {
         {
             "all at once in a function": ENCODE + "ids = encode(texts)\n",
             "fixed by a class": XLA + "class C:\n    padding: str = 'max_length'\n    def __call__(self, b):\n        b = self.processor.pad(b, padding=self.padding)\n",
+            "features of one length": XLA + "x = self.processor.feature_extractor.pad(b)\n",
             "fixed": XLA + "tokenizer(t, padding='max_length', max_length=128)\n",
             "a collator of whole samples": XLA + "tokenizer(t, padding='max_length')\nDataCollatorForLanguageModeling(t)\n",
             "a collator of one's own": XLA + "class DataCollatorWithPadding: ...\nDataCollatorWithPadding(t)\n",

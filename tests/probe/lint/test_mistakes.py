@@ -73,7 +73,7 @@ CASES = {
         [HEAD + "for e in r:\n    for x in l:\n        f(x).backward()\n        self.eval(step=e)\n", HEAD + "def check(m):\n    m.eval()\n    m.train()\nfor e in r:\n    for x in l:\n        f(x).backward()\n    check(m)\n", HEAD + "for e in r:\n    model.train()\n    for x in l:\n        f(x).backward()\n    model.eval()\n"],
     ),
     "eval-with-gradients": (
-        [EVALUATE, EVALUATE.replace("loader", "test_iterator"), EVALUATE.replace("    for", "    for x in loader:\n        model(x).backward()\n    model.eval()\n    for").replace("    model.eval()\n    for x in loader:\n        model(x).b", "    for x in loader:\n        model(x).b"), HEAD + "for x in train:\n    model(x).backward()\n    model.eval()\n    for y in loader:\n        model(y)\n    model.train()\n"],
+        [EVALUATE, HEAD + "def show(model):\n    model.eval()\n    batches = iter(loader)\n    for i in range(9):\n        model(next(batches))\n", EVALUATE.replace("loader", "test_iterator"), EVALUATE.replace("    for", "    for x in loader:\n        model(x).backward()\n    model.eval()\n    for").replace("    model.eval()\n    for x in loader:\n        model(x).b", "    for x in loader:\n        model(x).b"), HEAD + "for x in train:\n    model(x).backward()\n    model.eval()\n    for y in loader:\n        model(y)\n    model.train()\n"],
         [EVALUATE.replace("def ", "@torch.no_grad()\ndef "), EVALUATE + "with torch.no_grad():\n    validate(m, l)\n", EVALUATE + "        f(x).backward()\n", HEAD + "for x in loader:\n    trainer.step(x)\nmodel.eval()\nvalidate(model)\n"],
     ),
     "never-in-eval": (

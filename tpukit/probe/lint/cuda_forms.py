@@ -11,12 +11,15 @@ from itertools import chain
 from tpukit.knowledge.calls import rule_data
 from tpukit.probe.lint.names import Names, imported_roots
 from tpukit.probe.lint.syntax import (
+    LOOPS,
+    NAMED,
     called_name,
     calls_of,
     holder,
     method_of,
     nodes_below,
     own_nodes,
+    run_once,
     source_text,
     trains,
 )
@@ -40,11 +43,11 @@ _ON_THE_CPU = re.compile(
 )
 """What torch_xla 2.9 has no lowering for (seen in its counters)."""
 _TENSOR_TYPE = re.compile(r"\btorch\.cuda\.\w*Tensor\b")
-_LOOPS = (ast.For, ast.While)
 _FORWARD = re.compile(r"forward|training_step|(?:\w*_)?loss|\w*Loss")
-_MASK = re.compile(r"~?(?:\w*_)?masks?")
+_MASK = re.compile(r"(?:\w*_)?masks?")
 _STAYS = re.compile(r"to|\W*cpu\W*|.*\(.cpu.\)|[\w.]*(?:dtype|float\d*|half|double)\w*")
 """What `to()` is given for another type, or to come back from a device."""
+_COMES_BACK = re.compile(r"\.(?:cpu|numpy)\(\)")
 _ASKS = ("is_available", "device_count")
 
 
@@ -59,7 +62,9 @@ def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, 
     backward = (call for call in calls_of("backward", nodes) if call not in own)
     by_hand = any(not call.args for call in backward)
     ends_steps = "torch_xla" in roots or (roots & _ENDS_STEPS and not by_hand)
-    within = _within(tree, names, in_forward=False)
+    kept = {holder(c) for c in calls_of("append", nodes) if _COMES_BACK.search(source_text(c))}
+    within = ((node, id) for node, id in _within(tree, names, in_forward=False)
+              if id != "cuda-values-shape" or not _is_made_of(kept, node, names))  # fmt: skip
     forms = chain(_arguments(tree, names), within, _made(tree, names))
     # A Trainer's text is not a device, and of the devices of a file CUDA's count.
     by_place = {
@@ -68,12 +73,29 @@ def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, 
     }
     ids = {id for _, id in by_place.values()}
     left_out = {"", "cuda-sync" if ends_steps else "", "mps-text" if ids & _DEVICES else ""}
-    found = [(node, id) for node, id in [*by_place.values()][::-1] if id not in left_out]
+    once = _steps_once(tree)
+    found = [(node, id) for node, id in [*by_place.values()][::-1]
+             if id not in left_out and node not in once]  # fmt: skip
     if "cuda-sync" in ids - left_out and "accelerate" not in roots:
         found += [(node, "no-device") for node in _never_sent(tree)]
     if "accelerate" not in roots:  # its prepare() moves both
         found += [(node, "optimizer-before-move") for node in _made_too_early(tree)]
     yield from ((node, id, source_text(node)[:40]) for node, id in found)
+
+
+def _steps_once(tree: ast.Module) -> set[ast.expr]:
+    """The `step` of calls outside of any loop, in functions that run once."""
+    once = run_once(tree)
+    functions = [n for n in nodes_below(tree) if isinstance(n, ast.FunctionDef) and n.name in once]
+    own = chain.from_iterable(own_nodes(f.body, (*LOOPS, *_ELSEWHERE)) for f in functions)
+    return {call.func for call in calls_of("step", own)}
+
+
+def _is_made_of(lists: set[str], form: ast.expr, names: Names) -> bool:
+    """Whether `x` of `x[mask]`, `x.unique()` is made of one of some lists."""
+    made = names.possible(form.value)  # type: ignore[attr-defined]
+    parts = (part for value in made for part in ast.walk(value) if isinstance(part, NAMED))
+    return not lists.isdisjoint(map(source_text, parts))
 
 
 def _never_sent(tree: ast.Module) -> Iterator[ast.expr]:
@@ -179,9 +201,9 @@ def _within(node: ast.AST, names: Names, *, in_forward: bool) -> Iterator[tuple[
         inside = in_forward
         if isinstance(child, ast.FunctionDef):
             # Of a function that trains in a loop, the loop is the step.
-            steps = any(isinstance(n, _LOOPS) and trains(n) for n in ast.walk(child))
+            steps = any(isinstance(n, LOOPS) and trains(n) for n in ast.walk(child))
             inside |= bool(_FORWARD.fullmatch(child.name)) or (trains(child) and not steps)
-        elif isinstance(child, _LOOPS):
+        elif isinstance(child, LOOPS):
             inside = in_forward or trains(child)
         elif isinstance(child, ast.JoinedStr):
             first = child.values[0] if child.values else None
@@ -195,7 +217,8 @@ def _within(node: ast.AST, names: Names, *, in_forward: bool) -> Iterator[tuple[
 
 
 def _text(text: ast.Constant, value: str, outer: ast.AST) -> Iterator[tuple[ast.expr, str]]:
-    if re.match(r"cuda:(?:$|\{|%)", value):
+    is_numbered = called_name(outer) == "device" and text in outer.args[:-1]  # type: ignore[attr-defined]
+    if re.match(r"cuda:(?:$|\{|%)", value) or (is_numbered and value == "cuda"):
         yield text, "cuda-device-text"
     elif _is_looked_up(text, outer):
         return
@@ -221,7 +244,8 @@ def _method(
     call: ast.Call, function: ast.Attribute, names: Names, *, in_forward: bool
 ) -> Iterator[tuple[ast.expr, str]]:
     if function.attr == "cuda" and source_text(function.value) != "torch":
-        yield function, "cuda-method"
+        if not _is_own(call, names):
+            yield function, "cuda-method"
     elif (
         function.attr == "to"
         and call.args
@@ -239,6 +263,16 @@ def _method(
         yield function, "leaves-the-device"
 
 
+def _is_own(call: ast.Call, names: Names) -> bool:
+    """Whether a class of the module defines the method that a call calls."""
+    classes = [n for n, scope in names.scopes.items()
+               if isinstance(n, ast.ClassDef) and method_of(call) in scope.bindings]  # fmt: skip
+    if holder(call) == "self":
+        return any(c.lineno < call.lineno <= (c.end_lineno or 0) for c in classes)
+    made = names.possible(call.func.value) if classes else []  # type: ignore[attr-defined]
+    return not {c.name for c in classes}.isdisjoint(map(called_name, made))
+
+
 def is_optimizer_step(call: ast.Call) -> bool:
     """`optimizer.step()`, by the name of what is stepped."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
@@ -249,7 +283,7 @@ def is_optimizer_step(call: ast.Call) -> bool:
 
 def _is_mask(taken: ast.Subscript, names: Names) -> bool:
     """`x[y > 0]`, `x[mask]`, unless x is NumPy's; a comparison of numbers alone is none."""
-    index = taken.slice
+    index = taken.slice.operand if isinstance(taken.slice, ast.UnaryOp) else taken.slice
     values = map(source_text, names.possible(taken.value))
     if any(re.search(r"numpy\(|^np\.|astype\(", value) for value in values):
         return False
@@ -257,4 +291,6 @@ def _is_mask(taken: ast.Subscript, names: Names) -> bool:
         column = re.escape(source_text(taken.value)) + r"(?:\.\w+|\['.*'\])"  # of pandas
         is_column = re.fullmatch(column, source_text(index.left))
         return not isinstance(index.left, ast.Constant) and not is_column
-    return _MASK.fullmatch(source_text(index)) is not None
+    named = (source_text(v) for v in names.possible(index) if isinstance(v, ast.Compare))
+    compares = any(not re.search("['\"]|None", text) for text in named)  # tensors with numbers
+    return compares or _MASK.fullmatch(source_text(index)) is not None

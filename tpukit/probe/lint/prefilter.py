@@ -82,8 +82,12 @@ def may_hold_calls(data: bytes) -> bool:
     if any(shell) and _SHELL_LINE.search(data):
         return True
     shown = _Shown(data, words)
+    is_python = data.lstrip()[:1] != b"{"  # what a notebook's cells print guards nothing
     return any(
-        use.words <= words and shown.may_show(use) and imports(data, use.package)
+        use.words <= words
+        and shown.may_show(use)
+        and imports(data, use.package)
+        and not (is_python and any(_compiled(guard).search(data) for guard in use.guards))
         for word in _uses().keys() & words
         for use in _uses()[word]
     )
@@ -144,6 +148,8 @@ class _Use:
     is_call: bool = False
     unlike: bytes = b"(?!)"
     """What shows, behind its name, that this is another call: a regular expression."""
+    guards: tuple[bytes, ...] = ()
+    """Regular expressions of files that use it rightly."""
 
 
 class _Shown:
@@ -216,7 +222,9 @@ def _needed() -> Iterator[_Use]:
                 yield _Use(b"", words)
             elif row.kind not in ("shell", "form"):
                 shown = b"" if "(" in name or "." not in name else name.encode()
-                use = partial(_Use, package.encode(), name=shown, is_call=row.kind == "call")
+                guards = tuple(map(str.encode, row.unless.get("file", ())))
+                is_call = row.kind == "call"
+                use = partial(_Use, package.encode(), name=shown, is_call=is_call, guards=guards)
                 for keyword in map(str.encode, row.keywords):
                     unlike = rb"\s*\((?:(?!\b%b\b|\*\*)%b)*\)" % (keyword, _ARGUMENTS)
                     yield use(words | {keyword}, unlike=unlike)

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tpukit.knowledge.calls import name_group
@@ -103,6 +104,14 @@ def functions_that(tree: ast.Module, do: Callable[[ast.AST], bool]) -> set[str]:
     while more := {name for name, called in calls.items() if called & found} - found:
         found |= more
     return found
+
+
+def run_once(tree: ast.Module) -> set[str]:
+    """`main`, `__init__`, and functions that the module's own statements call once."""
+    parts = (*FUNCTIONS, *LOOPS, ast.ClassDef, ast.Lambda, ast.ListComp, ast.GeneratorExp)
+    own = map(called_name, own_nodes(tree.body, parts))
+    uses = Counter(getattr(n, "id", getattr(n, "attr", "")) for n in nodes_below(tree))
+    return {"main", "__init__"} | {name for name in own if uses[name] == 1}
 
 
 def called_here(node: ast.AST) -> str:

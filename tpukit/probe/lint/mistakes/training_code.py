@@ -57,13 +57,13 @@ class TrainingCode:
 
     # -- loaders ----------------------------------------------------------------------------------
     def reads_a_loader(self, loop: ast.AST) -> bool:
-        """By its name, also behind `bar = tqdm(loader)`."""
-        over = loop.iter if isinstance(loop, ast.For | ast.AsyncFor) else None
-        if over is None or is_loader(over):
-            return over is not None
-        names = (n for n in nodes_below(over) if isinstance(n, ast.Name))
-        values = (value for name in names for value in self.names.possible(name))
-        return any("tqdm" in source_text(value) and is_loader(value) for value in values)
+        """By its name, also behind `bar = tqdm(loader)`, or by `next` of an `iter(loader)`."""
+        over = loop.iter if isinstance(loop, ast.For | ast.AsyncFor) else ast.Constant(0)
+        taken = [n.args[0] for n in nodes_below(loop) if called_name(n) == "next" and n.args]  # type: ignore[attr-defined]
+        names = (n for n in (*nodes_below(over), *taken) if isinstance(n, ast.Name))
+        values = [value for name in names for value in self.names.possible(name)]
+        made = (value for value in values if called_name(value) in ("tqdm", "iter"))
+        return is_loader(over) or any(map(is_loader, made))
 
     # -- softmaxes --------------------------------------------------------------------------------
     def is_activated(self, value: ast.expr, by: str) -> bool:

@@ -29,6 +29,7 @@ from tpukit.probe.lint.syntax import (
     holder,
     nodes_below,
     own_nodes,
+    run_once,
     source_text,
 )
 
@@ -66,6 +67,7 @@ _LONGEST = re.compile(
     r"max\((?:[(\[]|map\()?\s*(?:len\b|\w*len(?:gth)?s?\b|\w+(?:\[[^]]*\])?\.(?:size|shape))"
 )
 _PADS = ("True", "'longest'", "'max_length_in_batch'")
+_PADS_BY_DEFAULT = re.compile(r"(?:token|process)\w*\.pad$", re.I)
 _TO_THE_MODEL = re.compile(r"\bpad\([^\n]*model_max_length")
 _PADDING_COLLATOR = re.compile(
     r"DataCollator\w*(?:Padding|LanguageModeling|Seq2Seq|TokenClassification)"
@@ -299,17 +301,19 @@ class _Visitor:
     def _shapes(self, node: ast.Call, name: str) -> None:
         if name in name_group("loader"):
             self._loader(node)
-        keyword = argument(node, "padding")
+        keyword, called = argument(node, "padding"), source_text(node.func)
         values = [keyword]
         if isinstance(keyword, ast.Attribute) and source_text(keyword.value) == "self":
             values = self.names.values(keyword.attr)  # those of its class
         padding = next((t for v in values if v and (t := source_text(v)) in _PADS), "")
         if (
             padding
-            and re.search("token|pad|collat|process", called := source_text(node.func), re.I)
+            and re.search("token|pad|collat|process", called, re.I)
             and ("ollat" in called or (not self._is_once(node) and "pretrained" not in called))
         ):
             self.emit(node.func, "padding-to-longest", f"{called}(padding={padding})")
+        elif keyword is None and _PADS_BY_DEFAULT.search(called):
+            self.emit(node.func, "padding-to-longest", f"{called}(...)")
         elif _PADDING_COLLATOR.fullmatch(called_name(node)) and not _ONE_LENGTH.search(self._text):
             self.emit(node.func, "padding-to-longest", f"{called_name(node)}(...)")
         if name == "torch.nn.utils.rnn.pad_sequence" and not _TO_THE_MODEL.search(self._text):
@@ -324,16 +328,9 @@ class _Visitor:
         assigned = " ".join(source_text(n.targets[0]) for n in around if isinstance(n, ast.Assign))
         functions = {n.name for n in around if isinstance(n, FUNCTIONS)}
         in_turn = any(isinstance(n, (ast.Lambda, *LOOPS)) for n in around)
-        is_whole = assigned and not in_turn and functions <= self._run_once
+        is_whole = assigned and not in_turn and functions <= run_once(self._tree)
         by_text = isinstance(self._loaders.parents.get(node), ast.ListComp)
         return bool(is_whole) or by_text or "untruncated" in assigned
-
-    @cached_property
-    def _run_once(self) -> set[str]:
-        """`main`, `__init__`, and functions that the script itself calls once."""
-        parts = (*FUNCTIONS, *LOOPS, ast.ClassDef, ast.Lambda, ast.ListComp, ast.GeneratorExp)
-        own = set(map(called_name, own_nodes(self._tree.body, parts)))
-        return {"main", "__init__"} | {name for name in own if self._text.count(name) == 2}
 
     def _loader(self, node: ast.Call) -> None:
         whole_call = ast.Call(node.func, node.args, self.names.keywords(node))

@@ -2,8 +2,9 @@
 
 import ast
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
-from functools import cache, partial
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from tpukit.knowledge.calls import name_group
 from tpukit.probe.lint.cuda_forms import is_optimizer_step
@@ -18,6 +19,7 @@ from tpukit.probe.lint.syntax import (
     holder,
     method_of,
     nodes_below,
+    run_once,
     source_text,
 )
 
@@ -37,6 +39,7 @@ _SENDS = re.compile(r"device|cuda|\.to\(")
 _OF_OBJECTS = (ast.Is, ast.IsNot, ast.In, ast.NotIn)
 _NUMBER_TESTS = ("isnan", "isinf", "isfinite")
 _TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)
+_BINDS = (ast.Assign, ast.AugAssign)
 _BODIES = (*LOOPS, *FUNCTIONS)
 _OWN_BODY = (*_BODIES, ast.ClassDef, ast.Lambda)
 _OVER = ("iter", "target")
@@ -57,7 +60,7 @@ class Steps:
         self._emit = emit
         self._uses_xla = uses_xla
         self._loads_on_host = imported_roots(tree).isdisjoint({"torch_xla", "accelerate"})
-        self._step_functions = cache(partial(_step_functions, tree))
+        self._tree = tree
 
     def look_at(self, node: ast.AST, scope: Scope) -> None:
         """Reports the waits of a loop's or a function's own body, if that is a step."""
@@ -72,15 +75,16 @@ class Steps:
             over, target = (source_text(getattr(node, part, ast.Constant(""))) for part in _OVER)
             for call in () if _PARTS.search(over) else _grown(node.body, {target}):
                 self._emit(call.func, "growing-shape", source_text(call)[:60])
-        is_step |= any(self._is_step(n, scope, is_function) for n in _nodes(node.body))
+        if any(self._is_step(n, scope, is_function) for n in _nodes(node.body)):
+            is_step |= not (is_function and name in run_once(self._tree))
         if not is_step and not (
             isinstance(node, ast.For) and re.search("loader", source_text(node.iter), re.I)
         ):
             return
         nodes = list(_nodes(node.body, every_step=True))
         if is_step:
-            is_loader = self._loads_on_host and isinstance(node, ast.For)
-            self._reads(nodes, _on_host(node, nodes) if is_loader else set())  # type: ignore[arg-type]
+            taken = node.target if self._loads_on_host and isinstance(node, ast.For) else None
+            self._reads(nodes, _on_host(taken, nodes))
         if self._uses_xla:
             self._cuts(node, scope)
         for inner in nodes:
@@ -97,28 +101,39 @@ class Steps:
                 self._emit(call, "read-in-step", f"{source_text(call)[:40]} in the step")
 
     def _is_step(self, node: ast.AST, scope: Scope, is_function: bool) -> bool:
-        """Whether a node is a backward pass, or in a loop a sync."""
+        """Whether a node is a backward pass, or in a loop a sync or a function with such a pass."""
         if not isinstance(node, ast.Call):
             return False
-        if method_of(node) == "backward" and len(node.args) < 2:  # a network's takes more
-            return self._uses_xla or "accelerator" in holder(node).lower()
-        if self._uses_xla and is_optimizer_step(node):
-            return True  # with the backward pass in a loop over micro-batches
-        if not self._uses_xla or is_function:
+        if self._is_backward(node) or (self._uses_xla and is_optimizer_step(node)):
+            return True  # the latter with the backward pass in a loop over micro-batches
+        if is_function:
             return False
         # Also under another name, and what `compile` makes of it.
         for made in self._names.possible(node.func):
             parts = made.args if "compile" in called_name(made) else [made]  # type: ignore[attr-defined]
-            if {source_text(p).removeprefix("self.") for p in parts} & self._step_functions():
+            if {source_text(p).removeprefix("self.") for p in parts} & self._step_functions:
                 return True
-        return not name_group("ends-a-step").isdisjoint(self._names.resolve(node.func, scope))
+        meanings = self._names.resolve(node.func, scope) if self._uses_xla else ()
+        return not name_group("ends-a-step").isdisjoint(meanings)
+
+    def _is_backward(self, node: ast.AST) -> bool:
+        if method_of(node) != "backward" or len(node.args) > 1:  # type: ignore[attr-defined]
+            return False  # a network's takes more
+        return self._uses_xla or "accelerator" in holder(node).lower()  # type: ignore[arg-type]
+
+    @cached_property
+    def _step_functions(self) -> set[str]:
+        """Functions that run one backward pass."""
+        functions = (node for node in nodes_below(self._tree) if isinstance(node, FUNCTIONS))
+        return {f.name for f in functions if any(map(self._is_backward, _nodes(f.body)))}
 
     # -- reads ------------------------------------------------------------------------------------
-    def _reads(self, nodes: Sequence[ast.AST], on_host: Container[str]) -> None:
-        """on_host: names of what has not been sent to the device."""
+    def _reads(self, nodes: Sequence[ast.AST], on_host: Mapping[str, int]) -> None:
+        """on_host: names of what the host holds, and the last line where it does."""
         read = _names_read(nodes)
-        calls = [n for n in nodes if isinstance(n, ast.Call) and _is_read(n, read)
-                 and re.split(r"\W", source_text(n), maxsplit=1)[0] not in on_host]  # fmt: skip
+        roots = ((n, re.split(r"\W", source_text(n), maxsplit=1)[0]) for n in nodes
+                 if isinstance(n, ast.Call) and _is_read(n, read))  # fmt: skip
+        calls = [call for call, root in roots if call.lineno > on_host.get(root, 0)]
         # `loss.cpu().item()` is one read: the outermost.
         inner = {id(n) for call in calls for n in ast.walk(call) if n is not call}
         for call in calls:
@@ -181,32 +196,35 @@ def _grown(block: Sequence[ast.stmt], made: set[str]) -> Iterator[ast.Call]:
                 yield from _grown(getattr(statement, name, ()), made)
 
 
-def _step_functions(tree: ast.Module) -> set[str]:
-    """Functions that run one backward pass."""
-    functions = (node for node in nodes_below(tree) if isinstance(node, FUNCTIONS))
-    return {f.name for f in functions if calls_of("backward", _nodes(f.body))}
-
-
-def _on_host(loop: ast.For, nodes: Sequence[ast.AST]) -> set[str]:
-    """What a loop takes from a loader, also unpacked, and sends nowhere."""
-    found = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
-    for node in sorted((n for n in nodes if isinstance(n, ast.Assign)), key=lambda n: n.lineno):
+def _on_host(taken: ast.expr | None, nodes: Sequence[ast.AST]) -> dict[str, int]:
+    """What a loop takes from a loader, also unpacked, and tensors made of numbers: the line that
+    sends each to a device or binds its name anew."""
+    given = ast.walk(taken) if taken else ()
+    found = {n.id: sys.maxsize for n in given if isinstance(n, ast.Name)}
+    for node in sorted((n for n in nodes if isinstance(n, _BINDS)), key=lambda n: n.lineno):
         value = node.value.value if isinstance(node.value, ast.Subscript) else node.value
-        found -= (made := set(_bound(node)))
-        found |= made if source_text(value) in found else set()
-    alone = (n.value for n in nodes if isinstance(n, ast.Expr))
-    return found - {holder(c) for c in alone if method_of(c) in ("to", "cuda")}  # type: ignore[arg-type]
+        text = source_text(value)
+        is_made = isinstance(value, ast.Call) and _ON_HOST.match(text) and not _SENDS.search(text)
+        is_kept = is_made or isinstance(value, ast.Constant) or found.get(text, 0) > node.lineno
+        for name in _bound(node):
+            if is_kept:
+                found.setdefault(name, sys.maxsize)
+            else:
+                found[name] = min(found.get(name, 0), node.lineno)
+    for call in (n.value for n in nodes if isinstance(n, ast.Expr)):
+        if method_of(call) in ("to", "cuda") and (name := holder(call)) in found:  # type: ignore[arg-type]
+            found[name] = min(found[name], call.lineno)
+    return found
 
 
 def _names_read(nodes: Sequence[ast.AST]) -> set[str]:
     """Names that hold a Python number: assigned from a read in the step."""
     found: set[str] = set()
     for node in nodes:
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value is not None:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if isinstance(node, _BINDS):
             calls = [n for n in ast.walk(node.value) if isinstance(n, ast.Call)]
             if any(_is_read(call, set()) for call in calls):
-                found |= {t.id for t in targets if isinstance(t, ast.Name)}
+                found |= set(_bound(node))
     return found
 
 
@@ -216,9 +234,10 @@ def _losses_computed(nodes: Sequence[ast.AST]) -> set[str]:
     return {name for node in made for name in _bound(node) if _LOSS.search(name)}
 
 
-def _bound(node: ast.Assign) -> list[str]:
+def _bound(node: ast.Assign | ast.AugAssign) -> list[str]:
     """What an assignment binds, as code."""
-    parts = (part for outer in node.targets for part in getattr(outer, "elts", [outer]))
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    parts = (part for outer in targets for part in getattr(outer, "elts", [outer]))
     return list(map(source_text, parts))
 
 
@@ -236,13 +255,11 @@ def _tests_a_tensor(test: ast.expr, tensors: set[str]) -> bool:
         if isinstance(node, ast.Compare) and not isinstance(node.ops[0], _OF_OBJECTS):
             sides = [node.left, *node.comparators]
             kinds = {type(s.value) for s in sides if isinstance(s, ast.Constant)}
-            if kinds <= {int, float} and any(
-                isinstance(s, ast.Name) and s.id in tensors for s in sides
-            ):
+            if kinds <= {int, float} and not tensors.isdisjoint(map(source_text, sides)):
                 return True
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            named = (a.id for a in node.args if isinstance(a, ast.Name))
-            if node.func.attr in _NUMBER_TESTS and any(name in tensors for name in named):
+            given = map(source_text, node.args)
+            if node.func.attr in _NUMBER_TESTS and not tensors.isdisjoint(given):
                 return True
             if node.func.attr in ("any", "all") and not node.args:
                 return True  # `if not mask.all()`
