@@ -126,3 +126,22 @@ def test_numbers_drawn_from_a_generator_of_ones_own_are_a_change(name):
     assert state.change(within=True) is None
     draws[name](getattr(given.task, name))
     assert state.change(within=True) == f"Trained.{name}"
+
+
+class Unprinted:
+    """As a tensor of a TPU, whose text takes programs to compute."""
+
+    def __repr__(self):
+        raise AssertionError("its text was asked for")
+
+
+def test_what_a_dict_is_keyed_by_is_not_written_out():
+    """An optimizer's state is a dict by parameters."""
+    key, step = Unprinted(), {"step": 0}
+    owner = SimpleNamespace(task=SimpleNamespace(state={key: step}), model=None, optimizer=None)
+    state = PythonState(owner)
+    assert state.change() is None
+    step["step"] = 1
+    assert state.change().endswith(".Unprinted.step")
+    owner.task.state[key] = 2
+    assert state.change().endswith(".Unprinted")

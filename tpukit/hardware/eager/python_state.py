@@ -54,7 +54,7 @@ class PythonState:
             name = name if container is value else type(value).__name__
             entries = _entries(container)
             self._held[id(container)] = name, container, entries, _marks(entries)
-            todo += [(f"{name}.{key}", inner) for key, inner in entries.items()]
+            todo += [(_entry(name, key), inner) for key, inner in entries.items()]
 
     def change(self, *, within: bool = False) -> str | None:
         """The first attribute that is another now, as `Class.attribute`.
@@ -68,7 +68,7 @@ class PythonState:
                 for key in before if may_grow else {**before, **now}:
                     # In a list NaN is equal to itself.
                     if [now.get(key)] != [before.get(key)]:
-                        return f"{name}.{key}"
+                        return _entry(name, key)
         return None
 
     def restore(self) -> None:
@@ -96,6 +96,11 @@ def _is_of_users_class(value: Any) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     is_users = kind.__module__ != "builtins" and not any(part in file for part in NOT_USERS)
     return is_users and not hasattr(kind, "__getitem__")
+
+
+def _entry(name: str, key: Any) -> str:
+    """The name of an entry. Tensors, an optimizer's keys, would be computed to be written out."""
+    return f"{name}.{key if isinstance(key, PLAIN) else type(key).__name__}"
 
 
 def _entries(container: Container) -> Entries:
