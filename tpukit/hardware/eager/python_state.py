@@ -100,7 +100,7 @@ def _is_of_users_class(value: Any) -> bool:
 
 def _entry(name: str, key: Any) -> str:
     """The name of an entry. Tensors, an optimizer's keys, would be computed to be written out."""
-    return f"{name}.{key if isinstance(key, PLAIN) else type(key).__name__}"
+    return f"{name}.{key if isinstance(key, str | int) else type(key).__name__}"
 
 
 def _entries(container: Container) -> Entries:

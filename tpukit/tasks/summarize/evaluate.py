@@ -7,13 +7,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from torch import nn
 
 from tpukit.errors import DataError
-from tpukit.hardware.backend import Backend
 from tpukit.io.files import write_csv, writing_errors
 from tpukit.tasks.summarize.baseline import (
     MOST_TRAINING_ROWS,
@@ -35,13 +33,10 @@ from tpukit.tasks.summarize.data.token_cache import SampleSizes
 from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.tasks.summarize.metrics import KINDS, exact_match, rouge_scores
-from tpukit.tasks.summarize.predict import Log
+from tpukit.tasks.summarize.predict import Log, TrainedSummarizer
 from tpukit.train.evaluation import mean_interval, mean_values
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.task import Sample
-
-if TYPE_CHECKING:
-    from tpukit.tasks.summarize.task import SummarizeTask
 
 Array = np.ndarray[Any, Any]
 SHOWN = 3
@@ -68,7 +63,7 @@ class ListedSamples:
 
 
 def evaluate_run(
-    task: "SummarizeTask", model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
+    trained: TrainedSummarizer, request: EvaluationRequest, log: Log
 ) -> dict[str, Any]:
     """The JSON fields of `test`; every rank gets the same.
 
@@ -77,16 +72,16 @@ def evaluate_run(
     """
     assert request.run is not None, "summaries have no checkpoint files of other code"
     named = request.data_path or (Path(request.data) if request.data else None)
-    source = named or Path(task.config.data_path)
-    rows = request.chosen(read_references(source, task.config.style.columns))
-    metrics, scored, skipped = evaluate_summaries(task, model, backend, source, rows, log)
+    source = named or Path(trained.config.data_path)
+    rows = request.chosen(read_references(source, trained.config.style.columns))
+    metrics, scored, skipped = evaluate_summaries(trained, source, rows, log)
     folder = request.folder(request.data or "")
     shown = {"best": scored[::-1][:SHOWN], "worst": scored[:SHOWN]}
-    if backend.is_main:
+    if trained.backend.is_main:
         write_predictions(folder, scored)
         log(f"{len(scored)} samples of {source}; loss {metrics['loss']:.4f}")
         if skipped:
-            log(f"{skipped} rows left out: {_too_long(task)}")
+            log(f"{skipped} rows left out: {_too_long(trained)}")
         for title, sample in ((title, s) for title, samples in shown.items() for s in samples):
             log(f"{title.capitalize()} {sample['id']} (ROUGE-L {sample['rougeL']:.2f})")
             log(f"  written:   {' '.join(sample['summary'].split())}")
@@ -103,18 +98,13 @@ def evaluate_run(
             "lead": "first line",
             "nearest": "nearest training summary",
         },
-        "compilations": backend.compilations(),
+        "compilations": trained.backend.compilations(),
         **shown,
     }
 
 
 def evaluate_summaries(
-    task: "SummarizeTask",
-    model: nn.Module,
-    backend: Backend,
-    source: Path,
-    rows: Sequence[Row],
-    log: Log,
+    trained: TrainedSummarizer, source: Path, rows: Sequence[Row], log: Log
 ) -> tuple[dict[str, float], list[dict[str, Any]], int]:
     """Metrics of greedy summaries, every sample with what was written (the worst first), and the
     number of samples that are too long for the context.
@@ -122,18 +112,18 @@ def evaluate_summaries(
     Metrics: `loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
     better one), `_lead` and `_nearest`; `names_copied`, `unseen_names_copied`.
     """
-    config, formats, columns = task.config, task.prompt_format, task.config.style.columns
+    config, formats, columns = trained.config, trained.formats, trained.config.style.columns
     examples = [formats.example(row) for row in rows]
     kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
     if not kept:
-        raise DataError(f"{source}: all rows are {_too_long(task)}.", "Test on others.")
+        raise DataError(f"{source}: all rows are {_too_long(trained)}.", "Test on others.")
     data = ListedSamples([example for _, example in kept], config.buckets)
-    loss = mean_values(task, model, backend, data)["loss"]
+    loss = mean_values(trained.task, trained.model, trained.backend, data)["loss"]
     rows = [row for row, _ in kept]
     limit = config.max_new_tokens
     prompts = dialogue_prompts(rows, formats, limit)
     made, cut_off = generate_summaries(
-        model, backend, prompts, Decoding(limit), formats.tokenizer,
+        trained.model, trained.backend, prompts, Decoding(limit), formats.tokenizer,
         config.generation_slots,
     )  # fmt: skip
     if cut_off:
@@ -141,7 +131,7 @@ def evaluate_summaries(
             f"Warning: {cut_off} of {len(rows)} are cut off at max_new_tokens ({limit}) or the end"
             " of the context."
         )
-    of_rows, scores = score_rows(rows, made, task.train_file, columns, log)
+    of_rows, scores = score_rows(rows, made, trained.train_file, columns, log)
     scored = [
         {"id": rows[i].id, "rougeL": float(scores[i]), "summary": made[i],
          "reference": rows[i].summary, "dialogue": rows[i].dialogue}
@@ -150,8 +140,8 @@ def evaluate_summaries(
     return {"loss": loss, **of_rows}, scored, len(examples) - len(kept)
 
 
-def _too_long(task: "SummarizeTask") -> str:
-    return task.config.style.too_long(task.model_config.block_size)
+def _too_long(trained: TrainedSummarizer) -> str:
+    return trained.config.style.too_long(trained.formats.block_size)
 
 
 def write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:

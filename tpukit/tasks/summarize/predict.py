@@ -11,9 +11,9 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from torch import nn
 
@@ -23,6 +23,7 @@ from tpukit.io.files import is_writable, read_csv_table, write_csv, writing_erro
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
 from tpukit.tasks.summarize.data.csv_file import SUFFIXES, data_file, extra_columns, read_rows
+from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.token_cache import file_digest
 from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan
 from tpukit.tasks.summarize.generation.summaries import (
@@ -33,14 +34,25 @@ from tpukit.tasks.summarize.generation.summaries import (
 )
 from tpukit.tasks.summarize.settings import SummarizeConfig
 from tpukit.train.requests import PredictionRequest
-
-if TYPE_CHECKING:
-    from tpukit.tasks.summarize.task import SummarizeTask
+from tpukit.train.task import Task
 
 Log = Callable[[str], None]
 SUBMISSION = Path("submission.csv")
 JOURNAL_FORMAT = 3
 """Changes with what a journal holds, and with the rules of prompts."""
+
+
+@dataclass(frozen=True)
+class TrainedSummarizer:
+    """A run's model on its devices, and what its prompts are made with."""
+
+    task: Task
+    """The loss and its batches."""
+    model: nn.Module
+    backend: Backend
+    config: SummarizeConfig
+    formats: PromptFormat
+    train_file: Path
 
 
 def checked_job(config: SummarizeConfig, request: PredictionRequest) -> PredictionRequest:
@@ -86,13 +98,11 @@ def check_against_sample(ids: Sequence[str], columns: Sequence[str], sample: Pat
         )
 
 
-def predict_run(
-    task: "SummarizeTask", model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
-) -> dict[str, Any]:
+def predict_run(trained: TrainedSummarizer, request: PredictionRequest, log: Log) -> dict[str, Any]:
     """Writes the summaries of a test file; the JSON fields of `predict`."""
     started = time.monotonic()
-    job = checked_job(task.config, request)
-    rows, cut_off = predict_rows(task, model, backend, job, log)
+    job = checked_job(trained.config, request)
+    rows, cut_off = predict_rows(trained, job, log)
     seconds = time.monotonic() - started
     log(f"{rows:,} summaries in {job.out}, {seconds:.1f} s")
     return {
@@ -100,17 +110,15 @@ def predict_run(
         "cut_off": cut_off,
         "path": str(job.out),
         "seconds": seconds,
-        "compilations": backend.compilations(),
+        "compilations": trained.backend.compilations(),
     }
 
 
-def predict_rows(
-    task: "SummarizeTask", model: nn.Module, backend: Backend, job: PredictionRequest, log: Log
-) -> tuple[int, int]:
+def predict_rows(trained: TrainedSummarizer, job: PredictionRequest, log: Log) -> tuple[int, int]:
     """Writes the summaries; the number of rows, and of those that are cut off. Every rank must
     call it."""
     assert job.test_csv is not None and job.out is not None
-    formats, columns = task.prompt_format, task.config.style.columns
+    backend, formats, columns = trained.backend, trained.formats, trained.config.style.columns
     for name in extra_columns(job.test_csv, columns) if backend.is_main else ():
         log(f"{job.test_csv}: column {name} is not used.")
     rows = list(read_rows(job.test_csv, summaries=False, columns=columns))
@@ -118,7 +126,7 @@ def predict_rows(
     if job.sample_submission is not None:
         check_against_sample(ids, names, job.sample_submission)
     prompts = dialogue_prompts(rows, formats, job.options.limit)
-    slots, beams = task.config.generation_slots, job.options.num_beams
+    slots, beams = trained.config.generation_slots, job.options.num_beams
     plan = plan_prompts(prompts, backend, slots, backend.world_size, beams)
     key = _key(job, backend, plan)
     with _open_journal(job.out, backend) as file:
@@ -128,7 +136,7 @@ def predict_rows(
         if any(backend.all_gather_objects(bool(missing))):
             total, done = sum(len(plan.chunks[number]) for number in own), len(journal.rows)
             chunks = summaries_of_chunks(
-                model, backend, plan, missing, job.options, formats.tokenizer
+                trained.model, backend, plan, missing, job.options, formats.tokenizer
             )
             is_main = backend.is_main
             with Progress("Writing summaries", total, done=done, enabled=is_main) as progress:

@@ -61,7 +61,7 @@ from tpukit.tasks.summarize.model.weights import (
     unfilled,
     without_memory,
 )
-from tpukit.tasks.summarize.predict import Log, checked_job, predict_run
+from tpukit.tasks.summarize.predict import Log, TrainedSummarizer, checked_job, predict_run
 from tpukit.tasks.summarize.selftest import GenerationPart
 from tpukit.tasks.summarize.settings import (
     FINE_TUNING,
@@ -414,7 +414,7 @@ class SummarizeTask(Task):
         """Loss, ROUGE with intervals, baselines, the best and the worst summaries."""
         from tpukit.tasks.summarize.evaluate import evaluate_run
 
-        return evaluate_run(self, model, backend, request, log)
+        return evaluate_run(self._trained(model, backend), request, log)
 
     def check_prediction(self, request: PredictionRequest) -> None:
         checked_job(self.config, request)
@@ -423,7 +423,12 @@ class SummarizeTask(Task):
         self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
     ) -> dict[str, Any]:
         """Writes the summaries of a test file; goes on where a killed prediction stopped."""
-        return predict_run(self, model, backend, request, log)
+        return predict_run(self._trained(model, backend), request, log)
+
+    def _trained(self, model: nn.Module, backend: Backend) -> TrainedSummarizer:
+        return TrainedSummarizer(
+            self, model, backend, self.config, self.prompt_format, self.train_file
+        )
 
     def export(
         self, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
