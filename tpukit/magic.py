@@ -25,6 +25,7 @@ KILLING_PRESS = 3
 ERROR_LINES = ("Error: ", "Usage: ")
 """How the lines begin with which a command ends when it fails."""
 WITHIN_ERROR = (" ", "\n", "Try ")
+"""How the lines that may follow these begin."""
 
 
 class CommandFailedError(TpukitError):

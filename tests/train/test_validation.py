@@ -1,6 +1,6 @@
 """Validation: metrics from rows, several sets, the best metric, early stopping, the hook."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -223,6 +223,7 @@ class Placed(Ranked):
 class Described(Placed):
     data_path: str = "20"
     more: int = 0
+    samples: int = field(init=False)
 
     def __post_init__(self):
         Placed.__init__(self, self.data_path, self.more)

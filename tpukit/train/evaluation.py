@@ -215,7 +215,7 @@ def _with_data_path(task: Task, request: EvaluationRequest) -> Task:
         )
     kind = type(given.get("data_path") or "")
     other = type(task)(**{**given, "data_path": kind(request.data_path)})
-    return other.restore(request.run.checkpoint.artifacts() if request.run else {})
+    return other.restore(request.run.checkpoint.artifacts()) if request.run else other
 
 
 def _alone(micro_batches: Sequence[MicroBatch], samples: set[int]) -> Iterator[MicroBatch]:

@@ -163,7 +163,8 @@ def write_export(
 def arguments_of(task: Task) -> dict[str, Any]:
     """The arguments that a task object was made with."""
     if dataclasses.is_dataclass(task):
-        return {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+        given = (field.name for field in dataclasses.fields(task) if field.init)
+        return {name: getattr(task, name) for name in given}
     return dict(task.given_settings)
 
 

@@ -167,10 +167,12 @@ def test_a_sample_with_other_ids(tmp_path: Path) -> None:
     # Another order is the sample's in the end.
     columns = ("id", "summary")
     check_against_sample(["a", "b"], columns, sample)
-    with pytest.raises(DataError, match=r"differ in b, c \(2 columns and ids\)"):
+    with pytest.raises(DataError, match=r"lacks 1 id \(b\); it should not have 1 id \(c\)"):
         check_against_sample(["a", "c"], columns, sample)
-    with pytest.raises(DataError, match="differ in answer, summary"):
+    with pytest.raises(DataError, match=r"1 column \(summary\); .* 1 column \(answer\)"):
         check_against_sample(["a", "b"], ("id", "answer"), sample)
+    with pytest.raises(DataError, match=r"should not have 1 id \(summary\)"):
+        check_against_sample(["a", "b", "summary"], columns, sample)
 
 
 def test_two_predictions_into_one_file(tmp_path: Path) -> None:

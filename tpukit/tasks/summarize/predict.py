@@ -89,13 +89,19 @@ def require_writable(out: Path) -> None:
 def check_against_sample(ids: Sequence[str], columns: Sequence[str], sample: Path) -> None:
     """Raises `DataError` where a sample submission has other columns or, in its first one, ids."""
     table = read_csv_table(sample)
-    theirs = {*table.columns, *(row[0].strip() for row in table.rows)}
-    if others := sorted(theirs ^ {*columns, *ids}):
-        raise DataError(
-            f"{sample} and what is written differ in {', '.join(others[:3])}"
-            f" ({len(others)} columns and ids).",
-            "Give the sample submission and the test file of the same data.",
-        )
+    theirs = [row[0].strip() for row in table.rows]
+    for kind, made, wanted in (("column", columns, table.columns), ("id", ids, theirs)):
+        missing, extra = sorted({*wanted} - {*made}), sorted({*made} - {*wanted})
+        found = [
+            f"it {verb} {len(names)} {kind}{'s' * (len(names) > 1)} ({', '.join(names[:3])})"
+            for verb, names in (("lacks", missing), ("should not have", extra))
+            if names
+        ]
+        if found:
+            raise DataError(
+                f"The submission would not match {sample}: {'; '.join(found)}.",
+                "Give the sample submission and the test file of the same data.",
+            )
 
 
 def predict_run(trained: TrainedSummarizer, request: PredictionRequest, log: Log) -> dict[str, Any]:

@@ -18,6 +18,7 @@ OTHER_FILES = {
     " makes JSON lines of it.",
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zip", ".zst"), "Unpack it."),
 }
+"""Suffixes of files that are not read, and what to do with them."""
 UNREAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 """Fields of messages that chat templates write beside the content."""
 _AS_OBJECTS = "Write one object a line, or in a .json file an array of them."
