@@ -55,7 +55,7 @@ def may_concern(data: bytes, *, moves: str = "") -> bool:
 
     moves: one of `move_table`.
     """
-    holds_source = data.lstrip()[:1] == b"{"
+    holds_source = data.lstrip()[:1] == b"{" or b"run_cell_magic" in data
     if holds_source:
         # Source inside a string (a notebook's, say) has its newlines in this form.
         data = data.replace(b"\\n", b"\n")

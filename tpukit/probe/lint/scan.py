@@ -27,6 +27,7 @@ from tpukit.probe.lint.source import (
     MASK,
     Module,
     decode_source,
+    embedded_modules,
     notebook_modules,
     python_module,
     read_bytes,
@@ -40,6 +41,7 @@ _SKIPPED_FOLDERS = {
     ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".nox", ".eggs",
 }  # fmt: skip
 _SUFFIXES = (".py", ".ipynb", ".pyi")
+_IN_A_TEXT = "not fixed: inside a string literal"
 _FILES_FOR_WORKERS = 1500
 """Minimum number of files for worker processes, which take longer to start than they save below."""
 _NAMED_FILES = 20
@@ -129,7 +131,8 @@ def _scan(path: str, data: bytes, moves: str) -> tuple[list[Finding], list[str]]
     if path.endswith(".ipynb"):
         modules = notebook_modules(path, read_notebook(path, text))
     else:
-        modules = [python_module(path, text)]
+        main = python_module(path, text)
+        modules = [main, *embedded_modules(main)]
     found = [finding for module in modules for finding in module_findings(module, moves=moves)]
     return found, [note for module in modules for note in module.notes]
 
@@ -145,9 +148,9 @@ def module_findings(module: Module, *, moves: str = "") -> list[Finding]:
             place.new,
             place.since,
             place.status,
-            place.fix is not None,
+            place.fix is not None and not module.embedded,
             place.effect,
-            place.remark,
+            _IN_A_TEXT if place.fix is not None and module.embedded else place.remark,
         )
         for place in places_of(module, moves=moves)
         if not ignored(place, module.lines)

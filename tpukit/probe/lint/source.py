@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.errors import DataError
+from tpukit.probe.lint.syntax import calls_of
 
 LARGEST_BYTES = 20 << 20
 _MAGIC = re.compile(r"\s*(?:[!%?]|[\w.,\[\] ]+=\s*[!%])|.*\w\?{1,2}\s*$")
@@ -46,6 +47,8 @@ class Module:
     text: str
     chunks: list[Chunk]
     tree: ast.Module | None = None
+    embedded: bool = False
+    """Whether it is a string in another module; nothing is rewritten there."""
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -213,6 +216,23 @@ def _common_indent(source: str) -> str:
 def with_indent(indent: str, text: str) -> str:
     """Undoes what was taken from a cell that is indented throughout."""
     return "\n".join(indent + line if line.strip() else line for line in text.split("\n"))
+
+
+def embedded_modules(module: Module) -> list[Module]:
+    """The files that `get_ipython().run_cell_magic('writefile', 'x.py', '...')` writes."""
+    found: list[Module] = []
+    if module.tree is None or "run_cell_magic" not in module.text:
+        return found
+    for node in calls_of("run_cell_magic", ast.walk(module.tree)):
+        values = [a.value for a in node.args if isinstance(a, ast.Constant)]
+        if len(values) != 3 or values[0] != "writefile":
+            continue
+        if str(values[1]).split(" ")[-1].endswith(".py"):
+            text = str(values[2])
+            # Every line of it stands on that one line.
+            chunks = [Chunk(n, 1, None, node.lineno - 1) for n in range(1, text.count("\n") + 2)]
+            found.append(Module(module.path, text, chunks, parse_python(text)[0], embedded=True))
+    return found
 
 
 def _written_file(path: str, source: str, number: int) -> Module:
