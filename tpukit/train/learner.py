@@ -200,7 +200,7 @@ class Learner:
             with self.backend.micro_batch(self.model, first=first, last=last) as backward:
                 self._names, part = self.sums.forward(batch, self._names)
                 if before is not None and interrupt is not None and interrupt(index + 1):
-                    self.drop_step(before)
+                    self.undo_passes(before)
                     return False
                 backward(part[1])
                 # In place, so that every micro-batch is the same graph.
@@ -221,7 +221,7 @@ class Learner:
         return self.backend.state(), {name: tensor.clone() for name, tensor in buffers}
 
     @torch.no_grad()
-    def drop_step(self, before: tuple[BackendState, dict[str, Tensor]]) -> None:
+    def undo_passes(self, before: tuple[BackendState, dict[str, Tensor]]) -> None:
         """Undoes the passes since `changed_by_passes` gave this."""
         state, buffers = before
         self.backend.load_state(state)

@@ -29,7 +29,7 @@ def compare_bf16(learner: Learner, plan: RunPlan) -> str:
     results = {}
     for precision in ("fp32", "bf16"):
         results[precision] = _loss_and_gradient(learner, batch, precision)
-        learner.drop_step(before)
+        learner.undo_passes(before)
     (exact, gradient), (rough, found) = results["fp32"], results["bf16"]
     left, right = (torch.cat([s[n].flatten() for n in gradient]) for s in (gradient, found))
     cosine = float(torch.nn.functional.cosine_similarity(left, right, dim=0))
