@@ -54,6 +54,14 @@ def test_gradients_are_reduced_once_a_step(request_for):
     assert backend.calls.count("step") == 1
 
 
+@pytest.mark.parametrize(("steps", "warns"), [(2, True), (4, False)])
+def test_a_warmup_longer_than_the_run_is_said(request_for, steps, warns):
+    """The highest rate of two steps after a warm-up of three: 2/4 of --lr."""
+    lines = []
+    train_run(request_for(max_steps=steps, warmup_steps=3, lr=0.5), FakeBackend(), lines.append)
+    assert any("ends at 0.25, below --lr 0.5" in line for line in lines) == warns
+
+
 def test_validation_counts_every_sample_once(request_for):
     """Ten samples in batches of sixteen: the filled rows must not count."""
     backend = FakeBackend()

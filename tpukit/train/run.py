@@ -39,6 +39,7 @@ from tpukit.train.run_log import (
     read_metrics,
     task_failures_kept,
 )
+from tpukit.train.task import overrides
 from tpukit.train.user_code import code_warnings
 
 
@@ -240,6 +241,12 @@ def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
     )
     if free < needed:
         log.text("Warning: the disk may fill up: free some space, or raise --ckpt-every.")
+    warmup, total = plan.config.warmup_steps, plan.total_steps
+    if warmup >= total and not overrides(plan.task, "learning_rate"):
+        log.text(
+            f"Warning: warmup_steps {warmup} of {total} steps: the learning rate ends at"
+            f" {plan.rate(total - 1):.3g}, below --lr {plan.config.lr:g}. Use --set warmup_steps=N."
+        )
 
 
 def _log_end(engine: Engine, result: TrainingResult, log: RunLog) -> None:
