@@ -238,7 +238,9 @@ def test_a_notebook_trains_on_xla_before_the_cpu_and_not_after(tmp_path):
     done = notebook(start, *fits, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     assert relative_difference(parameters(tmp_path / "0"), parameters(tmp_path / "1")) < 1e-2
-    done = notebook(start, *fits[1:], cwd=tmp_path, env=env)
+    again = tmp_path / "again"
+    again.mkdir()
+    done = notebook(start, *fits[1:], cwd=again, env=env)
     assert done.returncode == 1
     assert "HardwareError: hw='tpu': this process computed gradients before" in done.stderr
     assert "Restart the kernel" in done.stderr
