@@ -279,7 +279,8 @@ def _write_normalisation(data: SimulatedData, folder: Path) -> None:
         if split_name(index) == "train":
             with np.load(_file_of(folder, index), allow_pickle=False) as fields:
                 voltages.append(fields["ys"].ravel())
-    mean, std = np.mean(voltages, 0, np.float64), np.std(voltages, 0, np.float64, ddof=1)
+    of_all = np.stack(voltages)
+    mean, std = of_all.mean(0, np.float64), of_all.std(0, np.float64, ddof=1)
     with writing_errors(folder):
         values = Normalisation(mean.astype(np.float32), std.astype(np.float32))
         save_normalisation(folder, values)
