@@ -3,7 +3,7 @@
 import codecs
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -23,7 +23,6 @@ _WHOLE_BYTES = 4 << 20
 numbers are."""
 _MOST_SHAPES = 400_000
 _LONGEST_LINE = 20_000
-_MOST_SUSPECTS = 5
 _DIGITS = {ord(c): None for c in "0123456789.,:-+ "}
 _ESCAPED = "\\n"
 """A newline as experiment trackers write it into one line."""
@@ -82,21 +81,32 @@ class LogExplainer:
 
 def explain_log(source: LogSource, entries: Sequence[KnownError]) -> ExplainedLog:
     """Reads the log to its end (or its time limit) and explains every known error in it."""
-    explainer, count = LogExplainer(entries), 0
-    suspects: list[Line] = []  # the first lines that look like errors
+    explainer, suspects = LogExplainer(entries), _Suspects()
+    count = 0
     try:
         for lines, last in _batches(source):
             count, cleaned = last, list(clean_lines(lines))
             explainer.feed(cleaned)
-            loud = (line for line in cleaned if line.level != "I")
-            hits = (line for line in loud if LINES["error_line"].search(line.text[:500]))
-            suspects += islice(hits, _MOST_SUSPECTS - len(suspects))
+            suspects.look(cleaned)
     finally:
         source.close()
     explanations = explainer.explanations()
     known = {explanation.line for explanation in explanations} | explainer.tracebacks.ignored
-    unknown = [line for line in suspects if line.number not in known]
+    unknown = [line for line in suspects.lines if line.number not in known]
     return ExplainedLog(explanations, unknown, count, source.notes)
+
+
+@dataclass
+class _Suspects:
+    """Collects the first lines that look like errors, reported if none is known."""
+
+    lines: list[Line] = field(default_factory=list)
+    most: int = 5
+
+    def look(self, lines: Sequence[Line]) -> None:
+        loud = (line for line in lines if line.level != "I")
+        hits = (line for line in loud if LINES["error_line"].search(line.text[:500]))
+        self.lines += islice(hits, self.most - len(self.lines))
 
 
 def _batches(source: LogSource) -> Iterator[tuple[list[tuple[int, str]], int]]:
