@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.errors import JobError
-from tpukit.io.workers import map_completed, map_ordered
+from tpukit.io.workers import map_ordered
 
 
 def work(item: int) -> int:
@@ -27,19 +27,14 @@ def test_results_come_in_the_order_of_the_items():
     assert list(map_ordered(work, [0, 5, 6, 7, 8, 9], 2)) == [0, 25, 36, 49, 64, 81]
 
 
-def test_results_come_with_their_items_as_they_are_completed():
-    assert dict(map_completed(work, [0, 5, 6], 2)) == {0: 0, 5: 25, 6: 36}
-
-
 def test_an_error_in_the_function_is_raised_here():
     with pytest.raises(ValueError, match="three"):
         list(map_ordered(work, [1, 3], 2))
 
 
-@pytest.mark.parametrize("mapped", [map_ordered, map_completed])
-def test_a_killed_worker_is_a_job_error(mapped):
+def test_a_killed_worker_is_a_job_error():
     with pytest.raises(JobError) as caught:
-        list(mapped(work, [-1, 1], 1))
+        list(map_ordered(work, [-1, 1], 1))
     assert caught.value.id == "worker-died" and "fewer workers" in caught.value.hint
 
 

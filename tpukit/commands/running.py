@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
     from tpukit.hardware.backend import Backend
     from tpukit.registry.trained import TrainedTask
-    from tpukit.train.plan import TrainingRequest
 
     Use = Callable[[nn.Module, Backend, Callable[[str], None]], Mapping[str, Any]]
 
@@ -50,7 +48,13 @@ def run_training(
         output.result(size_batch(request, task_source(request), plan, search, output.text))
         return None
     hardware = settings.backend_options(request.config)
-    wait_for_ending_owner(request.folder.lock, partial(_name_ending_run, request, output))
+    wait_for_ending_owner(
+        request.folder.lock,
+        lambda process: output.text(
+            f"The run in {request.folder.path} (process {process}) was interrupted and saves its"
+            " checkpoint: waiting for its end."
+        ),
+    )
     in_all_ranks(hardware, kind, output)
     with opened_backend(hardware, output.text, runs=request.run_folders) as backend:
         from tpukit.train.run import train_run
@@ -59,13 +63,6 @@ def run_training(
         if backend.is_main:
             output.result(dataclasses.asdict(result))
     return request.folder.path
-
-
-def _name_ending_run(request: TrainingRequest, output: Output, process: int) -> None:
-    output.text(
-        f"The run in {request.folder.path} (process {process}) was interrupted and saves its"
-        " checkpoint: waiting for its end."
-    )
 
 
 # -- a trained run -------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ import multiprocessing
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tpukit.errors import JobError
 from tpukit.io.process import end_with, ignore_stop_signals
@@ -61,25 +61,6 @@ def map_ordered(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-
-
-def map_completed(
-    function: Callable[[Item], Result], items: Iterable[Item], workers: int
-) -> Iterator[tuple[Item, Result]]:
-    """(item, result) in the order of completion; otherwise as `map_ordered`."""
-    with worker_pool(workers) as pool, _naming_dead_workers():
-        pending: dict[Future[Any], Item] = {}
-        for item in items:
-            pending[pool.submit(function, item)] = item
-            if len(pending) >= AHEAD * workers:
-                yield from _completed(pending)
-        while pending:
-            yield from _completed(pending)
-
-
-def _completed(pending: dict[Future[Any], Item]) -> Iterator[tuple[Item, Any]]:
-    for future in wait(pending, return_when=FIRST_COMPLETED).done:
-        yield pending.pop(future), future.result()
 
 
 @contextmanager

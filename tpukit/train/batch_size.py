@@ -52,12 +52,8 @@ class StepCosts(Protocol):
         """Operations of a step of one micro-batch: the products of its passes, none twice."""
 
 
-class PredictCosts(Protocol):
-    """Predicts what a run's steps take of the backend's devices."""
-
-    def __call__(
-        self, task: Task, config: TrainConfig, backend: Backend, examples: Examples, /
-    ) -> StepCosts: ...
+PredictCosts = Callable[[Task, "TrainConfig", Backend, Examples], StepCosts]
+"""Predicts what a run's steps take of the backend's devices."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -185,11 +184,12 @@ class EventFile:
 
     def __init__(self, folder: Path, first_step: int) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}.{os.getpid()}"
-        self._file = (folder / name).open("ab")
+        self._records = RecordWriter((folder / name).open("ab"))
         self._write(file_version=VERSION)
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._write(step=first_step, session_log=start)
@@ -199,16 +199,11 @@ class EventFile:
         value = self._summary.Value
         parts = [value(tag=tag, simple_value=number) for tag, number in values.items()]
         self._write(step=step, summary=self._summary(value=parts))
-        self._file.flush()
+        self._records.flush()
 
     def close(self) -> None:
-        self._file.close()
+        self._records.close()
 
     def _write(self, **fields: Any) -> None:
-        """One record: length, sum of the length, data, sum of the data (the TFRecord format)."""
-        from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-
-        data = self._event(wall_time=time.time(), **fields).SerializeToString()
-        length = struct.pack("<Q", len(data))
-        sums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
-        self._file.write(length + sums[0] + data + sums[1])
+        event = self._event(wall_time=time.time(), **fields)
+        self._records.write(event.SerializeToString())

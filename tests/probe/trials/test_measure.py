@@ -8,10 +8,10 @@ from tpukit.probe.trials.measure import RUN_BYTES
 PACKING = """
 if __name__ == "__main__":
     from tpukit.hardware.memory import data_bytes
-    from tpukit.io.workers import map_completed
+    from tpukit.io.workers import map_ordered
 
     before = data_bytes()
-    list(map_completed(str, range(8), 2))
+    list(map_ordered(str, range(8), 2))
     print(data_bytes() - before)
 """
 

@@ -319,7 +319,11 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
     """
     world = launched_world_size()
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-    _check_world(options, local_world)
+    if options.devices is not None and options.devices != local_world:
+        raise HardwareError(
+            f"--devices {options.devices}: the launcher started {local_world} ranks on this host.",
+            f"Use torchrun --nproc-per-node {options.devices}, or leave torchrun to tpukit.",
+        )
     if world > 1:
         die_with_parent()
         share_cores(local_world)
@@ -364,14 +368,6 @@ def _can_compile(kind: Kind, wanted: bool) -> bool:
         )
         return False
     return wanted
-
-
-def _check_world(options: HardwareOptions, local_world: int) -> None:
-    if options.devices is not None and options.devices != local_world:
-        raise HardwareError(
-            f"--devices {options.devices}: the launcher started {local_world} ranks on this host.",
-            f"Use torchrun --nproc-per-node {options.devices}, or leave torchrun to tpukit.",
-        )
 
 
 def share_cores(ranks: int) -> None:

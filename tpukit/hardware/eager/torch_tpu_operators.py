@@ -36,13 +36,9 @@ def replace_operators() -> None:
 
 
 def _cast_and_run(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    cast = (a.float() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
     with torch.autocast("tpu", enabled=False):
-        return operator(*map(_in_fp32, args), **kwargs)
-
-
-def _in_fp32(value: Any) -> Any:
-    is_float = isinstance(value, Tensor) and value.is_floating_point()
-    return value.float() if is_float else value
+        return operator(*cast, **kwargs)
 
 
 def _attention(*tensors: Any, **options: Any) -> Tensor:

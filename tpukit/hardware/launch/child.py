@@ -150,7 +150,8 @@ class Child(AbstractContextManager["Child"]):
             if not select.select([self._answers], [], [], wait)[0]:
                 if has_ended:
                     return None
-                self._shorten_output()
+                if os.fstat(self._output.fileno()).st_size > MOST_OUTPUT:
+                    self._output.truncate(0)
                 continue
             chunk = os.read(self._answers, 1 << 20)
             if not chunk:
@@ -158,11 +159,6 @@ class Child(AbstractContextManager["Child"]):
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
-
-    def _shorten_output(self) -> None:
-        """Empties the file of its output where that has grown beyond all measure."""
-        if os.fstat(self._output.fileno()).st_size > MOST_OUTPUT:
-            self._output.truncate(0)
 
     def _death(self, *, timed_out: bool) -> ChildDiedError:
         if not timed_out:

@@ -33,7 +33,11 @@ def main() -> int:
     try:
         torchrun(sys.argv[1:])
     except ChildFailedError as failed:
-        _name_killed({rank: failure.exitcode for rank, failure in failed.failures.items()})
+        # The launcher names the signals.
+        for rank, failure in failed.failures.items():
+            if failure.exitcode < 0:
+                file = Path(os.environ[STATUS_VARIABLE]) / f"killed-{rank}"
+                file.write_text(signal.Signals(-failure.exitcode).name)
         return 1
     except SignalException as stop:
         return 128 + int(stop.sigval)
@@ -70,14 +74,6 @@ def _listen_on_loopback() -> None:
 
     for module in (dist, c10d_rendezvous_backend, static_tcp_rendezvous):
         module.TCPStore = LoopbackStore  # type: ignore[attr-defined]
-
-
-def _name_killed(exit_codes: dict[int, int]) -> None:
-    """Writes which signals ended ranks."""
-    status = Path(os.environ[STATUS_VARIABLE])
-    for rank, code in exit_codes.items():
-        if code < 0:
-            (status / f"killed-{rank}").write_text(signal.Signals(-code).name)
 
 
 if __name__ == "__main__":

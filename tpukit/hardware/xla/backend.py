@@ -149,14 +149,11 @@ class XlaBackend(XlaOps):
         if optimizer.state:
             # Made in its constructor: one graph, where reading each would be many.
             torch_xla.sync()
-        adopt(optimizer, settings, host_zeros, lambda value, _: self._send_state(value))
+        send, spec = self.mesh.send, self.mesh.parameter_spec
+        adopt(optimizer, settings, host_zeros, lambda state, _: send(state.cpu(), spec(state)))
         if type(optimizer) is torch.optim.Adafactor:
             return XlaAdafactor(optimizer, self.mesh.send)
         return optimizer
-
-    def _send_state(self, value: Tensor) -> Tensor:
-        host = value.to("cpu")
-        return self.mesh.send(host, self.mesh.parameter_spec(host))
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return prefetch(loader, self.mesh.send_batch)
@@ -235,22 +232,17 @@ class XlaBackend(XlaOps):
             optimizer.apply(self.mesh.send(optimizer.numbers(float(lr))), factor)
         else:
             step_in_graph(optimizer, float(lr), gradients, factor)
-        self._clear_gradients(optimizer)
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if parameter.grad is not None and self._adds_up:
+                parameter.grad.zero_()  # the next step adds to it
+            else:
+                parameter.grad = None
         if average is not None:
             # Sent as data: a Python number would be part of the graph.
             weight = self.mesh.send(torch.as_tensor(average.weight))
             move_towards(average.averages, average.sources, weight)
         self._ends_step = True
         return norm
-
-    def _clear_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Zeroes gradients that accumulate over micro-batches, for the next step to add to."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None and self._adds_up:
-                    parameter.grad.zero_()
-                else:
-                    parameter.grad = None
 
     def finish(self) -> None:
         self._sync()

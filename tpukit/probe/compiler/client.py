@@ -111,7 +111,12 @@ def _beside(
     if folder.is_dir():
         return client
     if log is None:
-        raise _jax_differs(client.versions)
+        raise HardwareError(
+            f"the TPU compiler needs jax {release} with libtpu {versions['libtpu']}, which is "
+            "not in this environment.",
+            "`tpukit probe-batch --target v5e-1` installs it once beside this environment.",
+            id="plan-versions",
+        )
     with exclusive(folder.with_name(f"{folder.name}.lock"), wait=True):
         if not folder.is_dir():
             here = f"jax {versions['jax']}" if "jax" in versions else "no jax"
@@ -144,12 +149,3 @@ def _install(release: str, folder: Path) -> None:
             "tpukit ...`.",
             id="plan-versions",
         )
-
-
-def _jax_differs(versions: Mapping[str, str]) -> HardwareError:
-    return HardwareError(
-        f"the TPU compiler needs jax {versions['jax']} with libtpu {versions['libtpu']}, which is "
-        "not in this environment.",
-        "`tpukit probe-batch --target v5e-1` installs it once beside this environment.",
-        id="plan-versions",
-    )

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tpukit.hardware.launch.memory_watch import half_of_free_memory
+from tpukit.io.units import parse_bytes
 
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\((.*)$")
 ARRAY = re.compile(r"([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]*)\](?:\{([0-9,]*)(?::([^}]*))?\})?")
@@ -257,10 +258,7 @@ def refused_buffer(text: str, operations: Iterable[tuple[str, str | None]]) -> l
 
 def parse_hbm_size(text: str) -> int:
     """Bytes in libtpu's `16.42G`, `692.56M`, `180.59M`, `0B`."""
-    match = re.match(r"([0-9.]+)\s*([KMGT]?)i?B?$", text.strip())
-    if not match:
-        raise ValueError(f"invalid amount of memory {text!r}")
-    return int(float(match[1]) * 1024 ** " KMGT".index(match[2] or " "))
+    return parse_bytes(re.sub(r"([KMGT])i?B?$", r"\1iB", text.strip()))
 
 
 # -- all of it -------------------------------------------------------------------------------------

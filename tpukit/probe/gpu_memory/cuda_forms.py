@@ -202,7 +202,8 @@ def _autocast(library: Any, name: str, form: Callable[..., Any]) -> None:
 
 
 def _in_fp32(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return operator(*map(_fp32, args), **kwargs)
+    cast = (a.float() if isinstance(a, Tensor) and a.dtype in HALF else a for a in args)
+    return operator(*cast, **kwargs)
 
 
 def _with_fp32_result(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -226,12 +227,6 @@ def _banned(*_: Any) -> Any:
         "binary_cross_entropy and BCELoss are unsafe to autocast on a GPU: use"
         " binary_cross_entropy_with_logits or BCEWithLogitsLoss on logits"
     )
-
-
-def _fp32(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.dtype in HALF:
-        return value.float()
-    return value
 
 
 def _dropout(values: Tensor, p: float, train: bool) -> Tensor:

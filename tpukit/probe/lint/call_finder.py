@@ -99,7 +99,10 @@ class _Finder:
             self._call(node, scope)
             self._getattr(node, scope)
         elif isinstance(node, ast.Import):
-            self._import(node)
+            for alias in node.names:
+                row, name = self._module_row(alias.name)
+                if row is not None:
+                    self._found(alias, row, name)
         elif isinstance(node, ast.ImportFrom):
             self._import_from(node)
         elif isinstance(node, ast.Subscript):
@@ -184,12 +187,6 @@ class _Finder:
             self._shell_call(node)
 
     # -- imports ----------------------------------------------------------------------------------
-    def _import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            row, name = self._module_row(alias.name)
-            if row is not None:
-                self._found(alias, row, name)
-
     def _import_from(self, node: ast.ImportFrom) -> None:
         if node.level or node.module is None:
             return

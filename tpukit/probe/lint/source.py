@@ -109,15 +109,11 @@ def decode_source(data: bytes) -> tuple[str, str]:
 
 def python_module(path: str, text: str) -> Module:
     """A Python file as a module; one exported from a notebook has its magics masked."""
-    module = Module(path, text, [Chunk(1, text.count("\n") + 1, None)])
-    module.tree, problem = parse_python(text)
+    chunks = [Chunk(1, text.count("\n") + 1, None)]
+    module = _parsed(Module(path, text, chunks), ": ")
     if module.tree is None:
-        masked = mask_magics(text)
-        if masked != text:
-            module.tree, _ = parse_python(masked)
-            module.text = masked if module.tree is not None else text
-    if module.tree is None:
-        module.notes.append(f"{path}: invalid Python ({problem}): skipped")
+        masked = _parsed(Module(path, mask_magics(text), chunks), ": ")
+        return module if masked.tree is None else masked
     return module
 
 

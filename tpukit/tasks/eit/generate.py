@@ -3,9 +3,9 @@
 A sample is a pure function of (settings, index): workers and order do not matter. The ranges of
 contrast, size and noise were chosen after looking at the real sets' voltages.
 
-The work is cut into chunks of consecutive samples. A chunk's sums are written once its files are
-there; the next run skips it, and the normalisation comes from those sums in order of the chunks.
-So the files are the same bytes however often the run was killed, with any number of workers.
+The work is cut into chunks of consecutive samples; the next run skips those whose files are there,
+and the normalisation is computed from all files at the end. So the files are the same bytes however
+often the run was killed, with any number of workers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -29,8 +29,7 @@ from tpukit.io.files import write_file, writing_errors
 from tpukit.io.process import allowed_cores
 from tpukit.io.ranges import LARGEST_BATCH, LARGEST_COUNT, SEED, Range, range_problems, setting
 from tpukit.io.units import format_bytes
-from tpukit.io.workers import map_completed
-from tpukit.tasks.eit.data.voltages import VOLTAGES
+from tpukit.io.workers import map_ordered
 from tpukit.tasks.eit.simulation.forward import forward_model
 from tpukit.tasks.eit.simulation.inclusions import draw_image, draw_inclusions, sigma_on
 
@@ -42,7 +41,7 @@ CHUNK_SAMPLES = 200
 Chunk = tuple[int, int]
 """Samples [start, stop)."""
 JOURNAL = ".simulation"
-"""Beside the splits: `settings.json` and the sums of each chunk."""
+"""Folder of `settings.json`, beside the splits."""
 BYTES_OF_IMAGE = 4 * 128 * 128
 SIMULATOR_VERSION = 1
 """Raised whenever the same seed gives other samples."""
@@ -176,7 +175,8 @@ def make_dataset(
     missing = missing_chunks(data, folder)
     _check_space(data, folder, sum(stop - start for start, stop in missing))
     made, make = 0, functools.partial(_make_chunk, data, folder)
-    for (start, stop), _ in map_completed(make, missing, data.workers or allowed_cores()):
+    done = map_ordered(make, missing, data.workers or allowed_cores())
+    for (start, stop), _ in zip(missing, done, strict=True):
         made += stop - start
         report(stop - start)
     _write_normalisation(data, folder)
@@ -188,13 +188,12 @@ def make_dataset(
 
 
 def missing_chunks(data: SimulatedData, folder: Path) -> list[Chunk]:
-    """Chunks without sums, or with a file missing."""
+    """Chunks with a file missing."""
     there = {name: _file_names(folder / name) for name in SPLITS}
     return [
         (start, stop)
         for start, stop in data.chunks()
-        if not _sums_path(folder, start, stop).exists()
-        or any(f"{i:07d}.npz" not in there[split_name(i)] for i in range(start, stop))
+        if any(f"{i:07d}.npz" not in there[split_name(i)] for i in range(start, stop))
     ]
 
 
@@ -250,68 +249,24 @@ def _check_space(data: SimulatedData, folder: Path, samples: int) -> None:
         )
 
 
-# -- one chunk -----------------------------------------------------------------------------------
+# -- files ---------------------------------------------------------------------------------------
 def _make_chunk(data: SimulatedData, folder: Path, chunk: Chunk) -> None:
-    """Writes the files of a chunk's samples, then the sums of its training samples."""
-    with writing_errors(folder):
-        written = {index: _write_sample(data, folder, index) for index in range(*chunk)}
-        trained = [ys for index, ys in written.items() if split_name(index) == "train"]
-        sums = ChannelSums.of(np.array(trained, np.float64).reshape(-1, VOLTAGES))
-        _save(_sums_path(folder, *chunk), np.save, np.concatenate([[sums[0]], *sums[1:]]))
+    degrees = data.electrode_degrees
+    for index in range(*chunk):
+        sample, stream = simulate(data, index), io.BytesIO()
+        arrays: dict[str, Any] = {"ys": sample.ys[:, None], "xs": sample.xs}
+        if data.recon:
+            from tpukit.tasks.eit.baseline import noser, tikhonov
+
+            arrays["TR"] = tikhonov(degrees).images(sample.ys)
+            arrays["xs_gn"] = noser(degrees).images(sample.ys)
+        np.savez(stream, **arrays)
+        with writing_errors(folder):
+            write_file(_file_of(folder, index), stream.getvalue(), sync=False)
 
 
-def _write_sample(data: SimulatedData, folder: Path, index: int) -> NDArray[np.float32]:
-    """Writes one file; returns its voltages (208,)."""
-    sample, degrees = simulate(data, index), data.electrode_degrees
-    arrays: dict[str, Any] = {"ys": sample.ys[:, None], "xs": sample.xs}
-    if data.recon:
-        from tpukit.tasks.eit.baseline import noser, tikhonov
-
-        arrays["TR"] = tikhonov(degrees).images(sample.ys)
-        arrays["xs_gn"] = noser(degrees).images(sample.ys)
-    _save(folder / split_name(index) / f"{index:07d}.npz", np.savez, **arrays)
-    return sample.ys
-
-
-def _save(path: Path, form: Callable[..., None], *arrays: Any, **named: Any) -> None:
-    stream = io.BytesIO()
-    form(stream, *arrays, **named)
-    write_file(path, stream.getvalue(), sync=False)
-
-
-def _sums_path(folder: Path, start: int, stop: int) -> Path:
-    return folder / JOURNAL / f"{start:09d}-{stop:09d}.npy"
-
-
-class ChannelSums(NamedTuple):
-    """The number of samples; each channel's (208,) mean and sum of squared deviations."""
-
-    samples: int
-    mean: NDArray[np.float64]
-    squares: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, values: NDArray[np.float64]) -> ChannelSums:
-        """The sums of samples (n, 208)."""
-        mean = values.sum(0) / max(1, len(values))
-        return cls(len(values), mean, ((values - mean) ** 2).sum(0))
-
-    def merge(self, other: ChannelSums) -> ChannelSums:
-        """The sums of both together (Chan, Golub and LeVeque, 1983)."""
-        total, off = self.samples + other.samples, other.mean - self.mean
-        share = other.samples / max(1, total)
-        squares = self.squares + other.squares + off**2 * (self.samples * share)
-        return ChannelSums(total, self.mean + off * share, squares)
-
-    def std(self) -> NDArray[np.float64]:
-        """(208,), unbiased as `torch.std`."""
-        deviation: NDArray[np.float64] = np.sqrt(self.squares / max(1, self.samples - 1))
-        return deviation
-
-
-def merged(parts: Iterable[ChannelSums]) -> ChannelSums:
-    """All parts together, in their order."""
-    return functools.reduce(ChannelSums.merge, parts, ChannelSums.of(np.zeros((0, VOLTAGES))))
+def _file_of(folder: Path, index: int) -> Path:
+    return folder / split_name(index) / f"{index:07d}.npz"
 
 
 def _write_normalisation(data: SimulatedData, folder: Path) -> None:
@@ -319,8 +274,13 @@ def _write_normalisation(data: SimulatedData, folder: Path) -> None:
     # Here: the workers start without torch.
     from tpukit.tasks.eit.data.dataset import Normalisation, save_normalisation
 
-    kept = (np.load(_sums_path(folder, *chunk), allow_pickle=False) for chunk in data.chunks())
-    sums = merged(ChannelSums(int(v[0]), *v[1:].reshape(2, VOLTAGES)) for v in kept)
+    voltages = []
+    for index in range(data.start, data.start + data.n):
+        if split_name(index) == "train":
+            with np.load(_file_of(folder, index), allow_pickle=False) as fields:
+                voltages.append(fields["ys"].ravel())
+    of_all = np.stack(voltages)
+    mean, std = of_all.mean(0, np.float64), of_all.std(0, np.float64, ddof=1)
     with writing_errors(folder):
-        values = (sums.mean.astype(np.float32), sums.std().astype(np.float32))
-        save_normalisation(folder, Normalisation(*values))
+        values = Normalisation(mean.astype(np.float32), std.astype(np.float32))
+        save_normalisation(folder, values)

@@ -15,7 +15,7 @@ from fake_backend import FakeBackend
 from runs import environment
 
 from tpukit.errors import CheckpointError, DataError
-from tpukit.io.workers import map_completed
+from tpukit.io.workers import map_ordered
 from tpukit.tasks.eit.data import samples as packed
 from tpukit.tasks.eit.data.dataset import (
     Normalisation,
@@ -47,7 +47,7 @@ def own_caches(tmp_path, monkeypatch):
     """Caches and ./data of this test alone; 12 files are many, as 300 are outside."""
     monkeypatch.setattr(packed, "UNPACKED_FILES", 10)
     monkeypatch.setattr(packed, "CHUNK_FILES", 20)
-    monkeypatch.setattr(packed, "map_completed", in_this_process)
+    monkeypatch.setattr(packed, "map_ordered", in_this_process)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TPUKIT_CACHE_DIR", raising=False)
     (tmp_path / "work").mkdir()
@@ -55,8 +55,8 @@ def own_caches(tmp_path, monkeypatch):
 
 
 def in_this_process(function, items, workers):
-    """Packs as `map_completed` does; processes start in half a second."""
-    return ((item, function(item)) for item in items)
+    """Packs as `map_ordered` does; processes start in half a second."""
+    return map(function, items)
 
 
 def write_samples(folder: Path, count: int, offset: float = 0.0) -> Path:
@@ -225,7 +225,7 @@ def test_normalisation_travels_with_a_run():
 
 
 def test_many_files_are_packed_once_and_mapped(tmp_path, monkeypatch):
-    monkeypatch.setattr(packed, "map_completed", map_completed)
+    monkeypatch.setattr(packed, "map_ordered", map_ordered)
     folder = write_samples(tmp_path / "data" / "train", 24)
     samples = load_samples(list_samples(folder))
     check_samples(samples, 24)

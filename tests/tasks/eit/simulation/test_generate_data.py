@@ -13,13 +13,11 @@ import torch
 from runs import failure, popen, result, tpukit
 
 from tpukit.errors import ConfigError, DataError, JobError
-from tpukit.io.workers import map_completed
+from tpukit.io.workers import map_ordered
 from tpukit.tasks.eit.data.samples import read_sample
 from tpukit.tasks.eit.generate import (
-    ChannelSums,
     SimulatedData,
     make_dataset,
-    merged,
     split_name,
 )
 
@@ -60,14 +58,6 @@ def test_normalisation_is_that_of_the_training_voltages(made):
     expected = torch.from_numpy(voltages.astype(np.float64))
     torch.testing.assert_close(mean.ravel(), expected.mean(0).float(), rtol=1e-5, atol=1e-12)
     torch.testing.assert_close(std.ravel(), expected.std(0).float(), rtol=1e-5, atol=1e-12)
-
-
-def test_sums_merge_as_if_added_one_by_one():
-    values = np.random.default_rng(0).normal(3, 2, (50, 208))
-    parts = [values[:20], values[20:20], values[20:40], values[40:]]
-    total = merged(map(ChannelSums.of, parts))
-    np.testing.assert_allclose(total.mean, values.mean(0))
-    np.testing.assert_allclose(total.std(), values.std(0, ddof=1))
 
 
 def test_workers_do_not_change_a_byte(made, tmp_path):
@@ -277,20 +267,20 @@ def test_read_only_folder(tmpfs):
 # -- workers ---------------------------------------------------------------------------------------
 
 
-def test_chunks_come_back_with_their_results():
-    found = dict(map_completed(math.factorial, range(20), 3))
-    assert found == {i: math.factorial(i) for i in range(20)}
+def test_chunks_come_back_in_order():
+    found = list(map_ordered(math.factorial, range(20), 3))
+    assert found == [math.factorial(i) for i in range(20)]
 
 
 def test_a_workers_error_arrives_with_hint_and_id(tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.npz cannot be read") as raised:
-        list(map_completed(read_sample, [tmp_path / "nowhere.npz"], 2))
+        list(map_ordered(read_sample, [tmp_path / "nowhere.npz"], 2))
     assert raised.value.hint and raised.value.id == "data"
 
 
 def test_a_killed_worker_is_an_error_not_a_hang():
     with pytest.raises(JobError, match="worker process was killed") as raised:
-        list(map_completed(signal.raise_signal, [signal.SIGKILL], 2))
+        list(map_ordered(signal.raise_signal, [signal.SIGKILL], 2))
     assert raised.value.hint
 
 

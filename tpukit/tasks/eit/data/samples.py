@@ -28,7 +28,7 @@ from tpukit.io.folders import VARIABLE, cache_folder
 from tpukit.io.lock import exclusive
 from tpukit.io.process import allowed_cores
 from tpukit.io.progress import Progress
-from tpukit.io.workers import map_completed
+from tpukit.io.workers import map_ordered
 from tpukit.tasks.eit.data.voltages import IMAGE_SIZE, VOLTAGES
 
 Array = NDArray[np.floating[Any]]
@@ -267,10 +267,11 @@ def _fill(folder: Path, files: Sequence[Path], kind: str) -> bool:
         pack = functools.partial(_pack_chunk, folder)
         starts = range(0, len(files), CHUNK_FILES)
         chunks = [(start, files[start : start + CHUNK_FILES]) for start in starts]
-        for (_, packed), exact in map_completed(pack, chunks, allowed_cores()):
+        packed = map_ordered(pack, chunks, allowed_cores())
+        for (_, chunk), exact in zip(chunks, packed, strict=True):
             if not exact:
                 return False
-            progress.advance(len(packed))
+            progress.advance(len(chunk))
     return True
 
 
