@@ -264,7 +264,7 @@ def test_no_use_of_any_old_name_is_ruled_out_by_its_words(use):
     assert found > 90
 
 
-def test_only_calls_that_a_row_is_about_are_found():
+def test_only_calls_that_a_row_is_about_are_worth_parsing():
     load, loss = "import torch\nx = torch.load({})", "from torch.nn import MSELoss\nf = MSELoss({})"
     for call, right, wrong in (
         (load, "f(a),\n  weights_only=True", "f(')', a)"),
@@ -273,19 +273,33 @@ def test_only_calls_that_a_row_is_about_are_found():
         (loss, "f(a(b()))", "**more)\nmore = dict(reduce=False"),
         ("import torch\nx = torch.fft{}(a)", ".fft", ""),
     ):
-        assert not ids(call.format(right))
+        assert not may_concern(call.format(right).encode())
         assert ids(call.format(wrong))
 
 
-def test_a_file_that_tests_for_the_new_name_has_no_finding():
+def test_calls_that_never_close_are_read_once():
+    assert may_concern(b"import torch\nx = torch.load(" + b"f(a, #b)\n'c', " * 20000)
+
+
+def test_a_file_that_tests_for_the_new_name_is_not_worth_parsing():
     old = "import torch\nf = torch.nn.utils.weight_norm\nf(x)\n"
-    assert ids(old)
-    assert not ids(old + 'if hasattr(torch.nn.utils.parametrizations, "weight_norm"): ...')
+    new = 'if hasattr(torch.nn.utils.parametrizations, "weight_norm"): ...'
+    assert may_concern(old.encode())
+    assert not may_concern((old + new).encode())
+    # A cell may print it.
+    assert may_concern(json.dumps({"source": old, "text": new.replace('"', "'")}).encode())
 
 
 def test_a_tokenizer_needs_no_torch():
     assert ids("from transformers import AutoTokenizer\nwith t.as_target_tokenizer(): ...")
     assert ids("from transformers import AutoProcessor\nwith p.as_target_processor(): ...")
+
+
+def test_comments_behind_an_import_that_stays_open_are_read_once():
+    code = "import torch\n# eig\nimport (\n" + "# a comment of some words\n" * 40
+    look = f"from tpukit.probe.lint.prefilter import may_concern\nmay_concern({code.encode()!r})"
+    # Reading each comment in every way it can be split would take years.
+    subprocess.run([sys.executable, "-c", look], check=True, timeout=120)
 
 
 def test_a_short_name_inside_words_is_not_worth_parsing():
