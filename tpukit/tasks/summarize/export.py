@@ -108,9 +108,7 @@ def _generation_config(tokenizer: HubTokenizer) -> dict[str, Any]:
     """That of the directory; what ends a completion ends an answer: a base model that learned to
     chat has another end token."""
     fields: dict[str, Any] = json.loads(tokenizer.files.get("generation_config.json", "{}"))
-    known = fields.get("eos_token_id")
-    ends = {tokenizer.end, *(known if isinstance(known, list) else [known])} - {None}
-    return fields | {"eos_token_id": sorted(ends)}
+    return fields | {"eos_token_id": sorted(tokenizer.ends)}
 
 
 def _export_config(

@@ -38,8 +38,8 @@ from tpukit.train.task import Task
 
 Log = Callable[[str], None]
 SUBMISSION = Path("submission.csv")
-JOURNAL_FORMAT = 3
-"""Changes with what a journal holds, and with the rules of prompts."""
+JOURNAL_FORMAT = 4
+"""Changes with what a journal holds, and with the rules of prompts and ends."""
 
 
 @dataclass(frozen=True)

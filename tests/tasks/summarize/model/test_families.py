@@ -291,6 +291,9 @@ def test_adapters_are_those_of_peft(pair, layers, tmp_path, tokenizer):  # type:
         assert near(model_of(read_pretrained(str(tmp_path / "out")))(tokens), loaded(tokens).logits)
 
     loaded.save_pretrained(tmp_path / "theirs")
+    with pytest.raises(DataError) as found:
+        read_pretrained(str(tmp_path / "theirs"))
+    assert f"--set lora_init={tmp_path / 'theirs'}" in str(found.value.hint)
     fields = json.loads((tmp_path / "theirs" / "adapter_config.json").read_text())
     weights = load_file(tmp_path / "theirs" / "adapter_model.safetensors")
     tensors, again = read_adapter(weights, fields, ours.config)

@@ -130,6 +130,14 @@ class HubTokenizer:
             )
         return int(found)
 
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end an answer: `end`, and those that the files list for generation."""
+        for name in ("generation_config.json", "config.json"):
+            if (named := json.loads(self.files.get(name, "{}")).get("eos_token_id")) is not None:
+                return frozenset([self.end, *(named if isinstance(named, list) else [named])])
+        return frozenset([self.end])
+
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`; special tokens are never among them, whatever the text says."""
         return list(self._encode(text, plain=True).ids)
@@ -163,8 +171,8 @@ class HubTokenizer:
         return self._whole.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Text up to the end token, without special tokens."""
-        kept = takewhile(lambda token: token != self.end, map(int, tokens))
+        """Text up to the first end token, without special tokens."""
+        kept = takewhile(lambda token: token not in self.ends, map(int, tokens))
         text: str = self._whole.decode([*kept])
         return text
 

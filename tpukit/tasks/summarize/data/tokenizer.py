@@ -38,6 +38,11 @@ class Tokenizer:
     def vocabulary_size(self) -> int:
         return max(self.end, *self.ranks.values()) + 1
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        return frozenset([self.end])
+
     @cached_property
     def encoding(self) -> tiktoken.Encoding:
         return tiktoken.Encoding(

@@ -88,7 +88,7 @@ def summaries_of_chunks(
     assert isinstance(plain, LanguageModel)
     kind = BeamGenerator if decoding.num_beams > 1 else StreamingGenerator
     size = min(plain.config.vocabulary_size, tokenizer.vocabulary_size)
-    generator = kind(plain, backend, plan, decoding, size, tokenizer.end)
+    generator = kind(plain, backend, plan, decoding, size, tokenizer.ends)
 
     @torch.no_grad()
     def filler() -> None:
@@ -102,7 +102,7 @@ def summaries_of_chunks(
             yield (
                 number,
                 {
-                    n: Summary(tokenizer.decode(t).strip(), tokenizer.end not in t)
+                    n: Summary(tokenizer.decode(t).strip(), tokenizer.ends.isdisjoint(t))
                     for n, t in tokens.items()
                 },
             )
