@@ -114,10 +114,15 @@ def _generation_config(tokenizer: HubTokenizer) -> dict[str, Any]:
 def _export_config(
     config: DecoderConfig, tokenizer: Tokenizer | HubTokenizer, dtype: str
 ) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    if isinstance(tokenizer, Tokenizer):
+        # Without them, transformers takes the numbers of the family's first tokenizer.
+        own = {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end, "pad_token_id": None}
     if config.source is not None:
         return {
             **config.source,
             **_factors_of_training(config.source, config),
+            **own,
             "architectures": [FAMILIES[config.family].architecture],
             "vocab_size": config.vocabulary_size,
             "dtype": dtype,
@@ -135,8 +140,7 @@ def _export_config(
         "layer_norm_epsilon": config.norm_eps,
         "tie_word_embeddings": True,
         "dtype": dtype,
-        "bos_token_id": tokenizer.end,
-        "eos_token_id": tokenizer.end,
+        **own,
     }
 
 

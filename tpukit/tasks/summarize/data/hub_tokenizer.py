@@ -51,14 +51,17 @@ class HubTokenizer:
     """A completion ends where the chat template ends the assistant's message."""
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Raises `DataError` where there is no tokenizer, or not all of its parts."""
+    def read(cls, path: Path) -> Self:
+        """A tokenizer.json, with what lies beside it. Raises `DataError` where there is none, or
+        not all of its parts."""
+        folder = path.parent
         try:
             files = {
                 name: (folder / name).read_text(encoding="utf-8")
                 for name in FILES
                 if (folder / name).is_file()
             }
+            files["tokenizer.json"] = path.read_text(encoding="utf-8")
             made = cls(files, str(folder))
             _ = made._whole, made._settings
         except Exception as error:  # the tokenizers library raises plain ones
@@ -109,7 +112,9 @@ class HubTokenizer:
     @cached_property
     def prefix(self) -> list[int]:
         """Tokens that every text begins with."""
-        return [] if self.chat else list(self._whole.encode("").ids)
+        whole = self._whole.encode("a")
+        count = whole.special_tokens_mask.index(0)
+        return [] if self.chat else list(whole.ids[:count])
 
     @cached_property
     def end(self) -> int:

@@ -69,7 +69,7 @@ def load_tokenizer(name: str) -> Tokenizer | HubTokenizer:
             "--tokenizer takes gpt2, train, or a .tiktoken or tokenizer.json file.",
         ) from error
     if path.suffix == ".json" and cuts_otherwise(content):
-        return HubTokenizer.read(path.parent)
+        return HubTokenizer.read(path)
     if path.suffix == ".json":
         return from_tokenizer_json(content, str(path))
     return Tokenizer.from_bytes(content, str(path))

@@ -26,17 +26,20 @@ def from_tokenizer_json(content: bytes, source: str) -> Tokenizer:
 
 
 def cuts_otherwise(content: bytes) -> bool:
-    """Whether a tokenizer.json has other rules than GPT-2's, or more special tokens."""
+    """Whether a tokenizer.json has other rules than GPT-2's, adds tokens to texts, or has more
+    special tokens."""
     try:
         parsed = json.loads(content)
-        rules, added = parsed["pre_tokenizer"], parsed.get("added_tokens") or []
-        first = (rules or {}).get("pretokenizers", [rules])[0] or {}
+        rules, added = parsed["pre_tokenizer"] or {}, parsed.get("added_tokens") or []
+        *cuts, last = rules.get("pretokenizers", [rules])
+        patterns = [(cut.get("pattern") or {}).get("Regex") for cut in cuts]
+        after = parsed.get("post_processor") or last
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
-    pattern = (first.get("pattern") or {}).get("Regex")
-    known = pattern == GPT2_PATTERN or (first.get("type") == "ByteLevel" and pattern is None)
-    plain = not parsed.get("normalizer") and {token["content"] for token in added} <= {END_OF_TEXT}
-    return not (known and plain)
+    known = patterns == ([] if last.get("use_regex", True) else [GPT2_PATTERN])
+    known = known and last.get("type") == "ByteLevel" and not last.get("add_prefix_space")
+    adds = parsed.get("normalizer") or after.get("type") != "ByteLevel"
+    return not known or bool(adds) or not {token["content"] for token in added} <= {END_OF_TEXT}
 
 
 def _read(parsed: Mapping[str, Any], source: str) -> Tokenizer:
