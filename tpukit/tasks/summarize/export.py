@@ -91,7 +91,9 @@ def _python_of(style: PromptStyle) -> str:
 def _tokenizer_files(tokenizer: Tokenizer | HubTokenizer, config: DecoderConfig) -> dict[str, str]:
     if isinstance(tokenizer, HubTokenizer):
         files = {name: text for name, text in tokenizer.files.items() if name != "config.json"}
-        return files | {"generation_config.json": json.dumps(_generation_config(tokenizer))}
+        generation = json.loads(files.get("generation_config.json", "{}"))
+        generation["eos_token_id"] = sorted(tokenizer.ends)
+        return files | {"generation_config.json": json.dumps(generation)}
     fields = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.block_size,
@@ -102,13 +104,6 @@ def _tokenizer_files(tokenizer: Tokenizer | HubTokenizer, config: DecoderConfig)
         "tokenizer.json": tokenizer_json(tokenizer),
         "tokenizer_config.json": json.dumps(fields),
     }
-
-
-def _generation_config(tokenizer: HubTokenizer) -> dict[str, Any]:
-    """That of the directory; what ends a completion ends an answer: a base model that learned to
-    chat has another end token."""
-    fields: dict[str, Any] = json.loads(tokenizer.files.get("generation_config.json", "{}"))
-    return fields | {"eos_token_id": sorted(tokenizer.ends)}
 
 
 def _export_config(

@@ -113,8 +113,7 @@ class HubTokenizer:
     def prefix(self) -> list[int]:
         """Tokens that every text begins with."""
         whole = self._whole.encode("a")
-        count = whole.special_tokens_mask.index(0)
-        return [] if self.chat else list(whole.ids[:count])
+        return [] if self.chat else list(whole.ids[: whole.special_tokens_mask.index(0)])
 
     @cached_property
     def end(self) -> int:
@@ -138,10 +137,10 @@ class HubTokenizer:
     @cached_property
     def ends(self) -> frozenset[int]:
         """The tokens that end an answer: `end`, and those that the files list for generation."""
-        for name in ("generation_config.json", "config.json"):
-            if (named := json.loads(self.files.get(name, "{}")).get("eos_token_id")) is not None:
-                return frozenset([self.end, *(named if isinstance(named, list) else [named])])
-        return frozenset([self.end])
+        texts = (self.files.get(name, "{}") for name in ("generation_config.json", "config.json"))
+        named = [json.loads(text).get("eos_token_id") for text in texts]
+        known = next((ids for ids in named if ids is not None), [])
+        return frozenset([self.end, *(known if isinstance(known, list) else [known])])
 
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`; special tokens are never among them, whatever the text says."""

@@ -31,12 +31,6 @@ ROWS_FOR_TOKENIZER = 50_000
 """Most rows that a tokenizer is trained on: more change it little."""
 
 
-def default_tokenizer(init: str | None) -> str:
-    """The tokenizer that lies beside the weights, else GPT-2's."""
-    beside = Path(init or "") / "tokenizer.json"
-    return str(beside) if init and beside.is_file() else "gpt2"
-
-
 def trained_tokenizer(
     csv_path: Path, vocabulary_size: int, columns: Columns = DIALOGUES
 ) -> Tokenizer:

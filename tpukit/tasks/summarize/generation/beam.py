@@ -1,7 +1,6 @@
 """Beam search, step for step what transformers' `generate` does."""
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ class Group:
 
     prompt: Prompt
     beams: int
+    ends: frozenset[int]
     scores: Array = field(init=False)
     """float32 (beams,): accumulated log-probabilities of the running beams."""
     sequences: list[list[int]] = field(init=False)
@@ -36,13 +36,7 @@ class Group:
         self.sequences = [[] for _ in range(self.beams)]
 
     def advance(
-        self,
-        scores: Array,
-        beams: Array,
-        tokens: Array,
-        end_tokens: AbstractSet[int],
-        limit: int,
-        how: Decoding,
+        self, scores: Array, beams: Array, tokens: Array, limit: int, how: Decoding
     ) -> tuple[list[int], list[int]] | None:
         """Takes the best continuations, the best first: enough that beams go on beside those that
         end.
@@ -51,7 +45,7 @@ class Group:
         """
         length = len(self.sequences[0]) + 1
         at_limit = length >= limit
-        ends = [at_limit or int(token) in end_tokens for token in tokens]
+        ends = [at_limit or int(token) in self.ends for token in tokens]
         candidates = [[*self.sequences[b], int(t)] for b, t in zip(beams, tokens, strict=True)]
         for place in range(self.beams):
             if ends[place]:
@@ -143,7 +137,7 @@ class _BeamDecoding(ChunkDecoding):
         scores = np.full((len(free), self.beams), IMPOSSIBLE, np.float32)
         for place, (prompt, number) in enumerate(zip(taken, free, strict=True)):
             if prompt and number is not None:
-                self.groups[number] = group = Group(prompt, self.beams)
+                self.groups[number] = group = Group(prompt, self.beams, self.decoder.ends)
                 scores[place] = group.scores
                 fresh.append((place, number))
         best = self._read(self.prefill(taken, rows, scores))
@@ -187,7 +181,7 @@ class _BeamDecoding(ChunkDecoding):
         assert group is not None
         limit = self.decoder.most_new_tokens(group.prompt)
         scores, origins, tokens = best
-        going_on = group.advance(scores, origins, tokens, self.decoder.ends, limit, self.decoding)
+        going_on = group.advance(scores, origins, tokens, limit, self.decoding)
         if going_on is None:
             self.done[group.prompt.row] = group.best()
             self.groups[number] = None

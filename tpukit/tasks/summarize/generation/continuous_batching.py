@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,7 +32,7 @@ class Decoder:
     decoding: Decoding
     vocabulary: int
     """Tokens that may be chosen; a model may have more, to fill its matrices up."""
-    ends: AbstractSet[int]
+    ends: frozenset[int]
     """The tokens that end an answer."""
     kept: list[BatchDecoder] = field(default_factory=list)
     """The last chunk's cache, of which the next one's programs are, where it has its shape."""
