@@ -139,7 +139,7 @@ class HubTokenizer:
         """The tokens that end an answer: `end`, and those that the files list for generation."""
         texts = (self.files.get(name, "{}") for name in ("generation_config.json", "config.json"))
         named = [json.loads(text).get("eos_token_id") for text in texts]
-        known = next((ids for ids in named if ids is not None), [])
+        known: Any = next((ids for ids in named if ids is not None), [])
         return frozenset([self.end, *(known if isinstance(known, list) else [known])])
 
     def encode(self, text: str) -> list[int]:
