@@ -31,6 +31,14 @@ def row(name, settings):
     return {"id": name, "messages": [{"role": r, "content": some_words()} for r in roles]}
 
 
+def name_another_end(folder, text):
+    """The last token of `text` ends answers, beside the one that ends messages."""
+    from tokenizers import Tokenizer
+
+    token = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[-1]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, token]}))
+
+
 def write_data(folder, settings):
     random.seed(0)
     for name, count in (("train", 12), ("test", 6)):
@@ -39,12 +47,15 @@ def write_data(folder, settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "spaces"), [(TURNS, False), (ASKED, True)], ids=["conversations", "template"]
+    ("settings", "spaces", "end"),
+    [(TURNS, False, "alone"), (ASKED, True, "brief")],
+    ids=["conversations", "template"],
 )
 def test_answers_are_those_of_transformers_with_their_lines(
-    tmp_path, monkeypatch, settings, spaces
+    tmp_path, monkeypatch, settings, spaces, end
 ):
     write_qwen(tmp_path / "hub", spaces=spaces)
+    name_another_end(tmp_path / "hub", end)
     write_data(tmp_path, settings)
     result(tpukit(
         "summarize-train", "--hw", "cpu", "--data-path", tmp_path, "--init", tmp_path / "hub",
@@ -66,9 +77,12 @@ def test_answers_are_those_of_transformers_with_their_lines(
     for row in map(json.loads, (tmp_path / "test.jsonl").read_text().splitlines()):
         exec(code, names := {**row, "messages": row.get("messages", [])[:-1]})
         made = names["tokens"][0, names["inputs"]["input_ids"].shape[1] :]
-        cut_off += not {*made.tolist()} & {*names["model"].generation_config.eos_token_id}
+        ends = names["model"].generation_config.eos_token_id
+        cut_off += not {*made.tolist()} & {*ends}
+        stop = next((n for n, token in enumerate(made.tolist()) if token in ends), None)
+        made = made[:stop]
         expected[row["id"]] = names["tokenizer"].decode(made, skip_special_tokens=True).strip()
     with (tmp_path / "answers.csv").open(newline="") as file:
         assert {row[0]: row[1] for row in [*csv.reader(file)][1:]} == expected
     assert told["cut_off"] == cut_off
-    assert any("\n" in text for text in expected.values())
+    assert cut_off < 6 if end == "alone" else any("\n" in text for text in expected.values())

@@ -74,6 +74,7 @@ def evaluate_run(
     named = request.data_path or (Path(request.data) if request.data else None)
     source = named or Path(trained.config.data_path)
     rows = request.chosen(read_references(source, trained.config.style.columns))
+    too_long = trained.config.style.too_long(trained.formats.block_size)
     metrics, scored, skipped = evaluate_summaries(trained, source, rows, log)
     folder = request.folder(request.data or "")
     shown = {"best": scored[::-1][:SHOWN], "worst": scored[:SHOWN]}
@@ -81,7 +82,7 @@ def evaluate_run(
         write_predictions(folder, scored)
         log(f"{len(scored)} samples of {source}; loss {metrics['loss']:.4f}")
         if skipped:
-            log(f"{skipped} rows left out: {_too_long(trained)}")
+            log(f"{skipped} rows left out: {too_long}")
         for title, sample in ((title, s) for title, samples in shown.items() for s in samples):
             log(f"{title.capitalize()} {sample['id']} (ROUGE-L {sample['rougeL']:.2f})")
             log(f"  written:   {' '.join(sample['summary'].split())}")
@@ -116,7 +117,8 @@ def evaluate_summaries(
     examples = [formats.example(row) for row in rows]
     kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
     if not kept:
-        raise DataError(f"{source}: all rows are {_too_long(trained)}.", "Test on others.")
+        too_long = config.style.too_long(formats.block_size)
+        raise DataError(f"{source}: all rows are {too_long}.", "Test on others.")
     data = ListedSamples([example for _, example in kept], config.buckets)
     loss = mean_values(trained.task, trained.model, trained.backend, data)["loss"]
     rows = [row for row, _ in kept]
@@ -138,10 +140,6 @@ def evaluate_summaries(
         for i in np.argsort(scores, kind="stable")
     ]  # fmt: skip
     return {"loss": loss, **of_rows}, scored, len(examples) - len(kept)
-
-
-def _too_long(trained: TrainedSummarizer) -> str:
-    return trained.config.style.too_long(trained.formats.block_size)
 
 
 def write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:

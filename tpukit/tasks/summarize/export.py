@@ -91,7 +91,9 @@ def _python_of(style: PromptStyle) -> str:
 def _tokenizer_files(tokenizer: Tokenizer | HubTokenizer, config: DecoderConfig) -> dict[str, str]:
     if isinstance(tokenizer, HubTokenizer):
         files = {name: text for name, text in tokenizer.files.items() if name != "config.json"}
-        return files | {"generation_config.json": json.dumps(_generation_config(tokenizer))}
+        generation = json.loads(files.get("generation_config.json", "{}"))
+        generation["eos_token_id"] = sorted(tokenizer.ends)
+        return files | {"generation_config.json": json.dumps(generation)}
     fields = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.block_size,
@@ -104,22 +106,18 @@ def _tokenizer_files(tokenizer: Tokenizer | HubTokenizer, config: DecoderConfig)
     }
 
 
-def _generation_config(tokenizer: HubTokenizer) -> dict[str, Any]:
-    """That of the directory; what ends a completion ends an answer: a base model that learned to
-    chat has another end token."""
-    fields: dict[str, Any] = json.loads(tokenizer.files.get("generation_config.json", "{}"))
-    known = fields.get("eos_token_id")
-    ends = {tokenizer.end, *(known if isinstance(known, list) else [known])} - {None}
-    return fields | {"eos_token_id": sorted(ends)}
-
-
 def _export_config(
     config: DecoderConfig, tokenizer: Tokenizer | HubTokenizer, dtype: str
 ) -> dict[str, Any]:
+    own: dict[str, Any] = {}
+    if isinstance(tokenizer, Tokenizer):
+        # Without them, transformers takes the numbers of the family's first tokenizer.
+        own = {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end, "pad_token_id": None}
     if config.source is not None:
         return {
             **config.source,
             **_factors_of_training(config.source, config),
+            **own,
             "architectures": [FAMILIES[config.family].architecture],
             "vocab_size": config.vocabulary_size,
             "dtype": dtype,
@@ -137,8 +135,7 @@ def _export_config(
         "layer_norm_epsilon": config.norm_eps,
         "tie_word_embeddings": True,
         "dtype": dtype,
-        "bos_token_id": tokenizer.end,
-        "eos_token_id": tokenizer.end,
+        **own,
     }
 
 

@@ -38,8 +38,8 @@ from tpukit.train.task import Task
 
 Log = Callable[[str], None]
 SUBMISSION = Path("submission.csv")
-JOURNAL_FORMAT = 3
-"""Changes with what a journal holds, and with the rules of prompts."""
+JOURNAL_FORMAT = 4
+"""Changes with what a journal holds, and with the rules of prompts and ends."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,7 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionRequest, log: Log) -
     if job.sample_submission is not None:
         check_against_sample(ids, names, job.sample_submission)
     prompts = dialogue_prompts(rows, formats, job.options.limit)
-    slots, beams = trained.config.generation_slots, job.options.num_beams
-    plan = plan_prompts(prompts, backend, slots, backend.world_size, beams)
+    plan = plan_prompts(prompts, backend, trained.config.generation_slots, job.options.num_beams)
     key = _key(job, backend, plan)
     with _open_journal(job.out, backend) as file:
         journal = Journal(file, key)

@@ -30,7 +30,7 @@ class GenerationPart:
         plan = plan_generation(prompts, 2 * devices, devices, 1)
         # No token ends a row.
         generator = StreamingGenerator(
-            model, backend, plan, Decoding(TOKENS), VOCABULARY, VOCABULARY
+            model, backend, plan, Decoding(TOKENS), VOCABULARY, frozenset()
         )
         counts, found = [backend.compilations()], []
         for _ in range(2):

@@ -39,7 +39,6 @@ from tpukit.tasks.summarize.data.token_cache import (
 )
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.data.tokenizer_choice import (
-    default_tokenizer,
     load_tokenizer,
     trained_tokenizer,
 )
@@ -129,7 +128,11 @@ class SummarizeTask(Task):
     @cached_property
     def tokenizer(self) -> Tokenizer | HubTokenizer:
         """A run's tokenizer, else the one read, or trained on the training file."""
-        name = self.config.tokenizer or default_tokenizer(self._weights_folder())
+        name = self.config.tokenizer
+        if not name:
+            weights = self._weights_folder()
+            beside = Path(weights or "") / "tokenizer.json"
+            name = str(beside) if weights and beside.is_file() else "gpt2"
         if name == "train":
             columns = self.config.style.columns
             return trained_tokenizer(self.train_file, self.config.vocabulary_size, columns)

@@ -1,6 +1,8 @@
 """The tokenizer: parity with the tokenizers library, files, what is no tokenizer."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -8,7 +10,8 @@ from hypothesis import strategies as st
 
 from tpukit.errors import DataError
 from tpukit.tasks.summarize.data import tokenizer_choice as module
-from tpukit.tasks.summarize.data.tokenizer import Tokenizer, first_tokens
+from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
+from tpukit.tasks.summarize.data.tokenizer import END_OF_TEXT, Tokenizer, first_tokens
 from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
 from tpukit.tasks.summarize.data.tokenizer_json import tokenizer_json
 
@@ -44,6 +47,28 @@ def test_transformers_loads_what_is_exported(tmp_path: Path, tokenizer: Tokenize
     text = "Ann: it's 5 o'clock, isn't it? 😀\r\n  Bob:  yes"
     assert theirs.encode(text) == tokenizer.encode(text)
     assert theirs.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("other", ["prefix space", "no cuts", "begin", "begin and end"])
+def test_other_rules_than_gpt2s_are_kept(tmp_path: Path, tokenizer: Tokenizer, other: str) -> None:
+    """Of a byte-level BPE with GPT-2's end token; of a file that is not called tokenizer.json."""
+    import tokenizers
+    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers.processors import TemplateProcessing
+
+    theirs: Any = tokenizers.Tokenizer.from_str(tokenizer_json(tokenizer))
+    theirs.pre_tokenizer = ByteLevel(other == "prefix space", use_regex=other != "no cuts")
+    if other.startswith("begin"):
+        form = "<|endoftext|> $A" + " <|endoftext|>" * other.endswith("end")
+        theirs.post_processor = TemplateProcessing(form, special_tokens=[(END_OF_TEXT, 511)])
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(tokenizer))
+    theirs.save(str(tmp_path / "mine.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": tokenizer.end}))
+    ours = load_tokenizer(str(tmp_path / "mine.json"))
+    assert isinstance(ours, HubTokenizer)
+    text = "Ann: it's 5 o'clock\n\nBob: yes, the the"
+    assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+    assert ours.prefix == [511] * other.startswith("begin")
 
 
 def test_a_long_text_is_read_no_further_than_needed(tokenizer: Tokenizer) -> None:

@@ -45,24 +45,26 @@ def make_prompts(count: int = 23) -> list[Prompt]:
     ]
 
 
-def generate(model, prompts, decoding, *, batch_size=4, devices=1):  # type: ignore[no-untyped-def]
+def generate(model, prompts, decoding, *, batch_size=4, devices=1, ends=(END,)):  # type: ignore[no-untyped-def]
     backend = FakeBackend(devices=devices)
     plan = plan_generation(prompts, batch_size, devices, 1, decoding.num_beams)
     generator = (BeamGenerator if decoding.num_beams > 1 else StreamingGenerator)(
-        model, backend, plan, decoding, VOCABULARY, END
+        model, backend, plan, decoding, VOCABULARY, frozenset(ends)
     )
     return {row: tokens for chunk in plan.chunks for row, tokens in generator.run(chunk).items()}
 
 
-def theirs_one_by_one(model, prompts, **options):  # type: ignore[no-untyped-def]
+def theirs_one_by_one(model, prompts, ends=(END,), **options):  # type: ignore[no-untyped-def]
     answers = {}
     for prompt in prompts:
         tokens = torch.from_numpy(prompt.tokens)[None]
         made = model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), pad_token_id=END, **options
-        )
+            tokens, attention_mask=torch.ones_like(tokens), pad_token_id=END,
+            eos_token_id=[*ends], **options,
+        )  # fmt: skip
         answer = made[0, len(prompt.tokens) :].tolist()
-        answers[prompt.row] = answer[: answer.index(END) + 1] if END in answer else answer
+        stop = next((n for n, token in enumerate(answer, 1) if token in ends), None)
+        answers[prompt.row] = answer[:stop]
     return answers
 
 
@@ -73,6 +75,19 @@ def test_greedy_equals_transformers(pair, devices):  # type: ignore[no-untyped-d
     expected = theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=20)
     assert len({len(tokens) for tokens in expected.values()}) > 3, "the rows should end variously"
     assert generate(ours, prompts, Decoding(max_new_tokens=20), devices=devices) == expected
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_beams": 3}, {"num_beams": 4, "early_stopping": True}]
+)
+def test_several_end_tokens_as_in_transformers(pair, options):  # type: ignore[no-untyped-def]
+    """Each ends an answer; with many of them most of the best continuations of beams end."""
+    theirs, ours = pair
+    prompts, ends = make_prompts(), [*range(7, VOCABULARY, 3)]
+    how = {"max_new_tokens": 20, "do_sample": False, **options}
+    expected = theirs_one_by_one(theirs, prompts, ends, **how)
+    assert len({tokens[-1] for tokens in expected.values()} & {*ends}) > 2
+    assert generate(ours, prompts, Decoding(**how), batch_size=8, ends=ends) == expected
 
 
 @pytest.mark.parametrize("options", [
@@ -100,7 +115,7 @@ def test_nothing_is_compiled_for_generation(pair, compiled_without_inductor):  #
     backend.compiles = True
     prepared = backend.prepare(model)
     plan = plan_generation(make_prompts(8), 4, 1, 1)
-    generator = StreamingGenerator(prepared, backend, plan, decoding, VOCABULARY, END)
+    generator = StreamingGenerator(prepared, backend, plan, decoding, VOCABULARY, {END})
     found = {row: tokens for chunk in plan.chunks for row, tokens in generator.run(chunk).items()}
     assert found == expected
     assert backend.compilations() == 0

@@ -80,7 +80,8 @@ CASES = {
                "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
     "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 9,
                     "rope_parameters": GLOBAL_AND_LOCAL, "layer_types": ALTERNATE},
-    "gemma3_text-wide": {"head_dim": 16, "sliding_window": 64},
+    # transformers writes both names of the pattern.
+    "gemma3_text-wide": {"head_dim": 16, "sliding_window": 64, "sliding_window_pattern": 2},
     "phi3": {"sliding_window": 11},
     "phi3-longrope": {"rope_parameters": LONG, "original_max_position_embeddings": 24},
     "smollm3": {"no_rope_layer_interval": 2},
@@ -179,6 +180,7 @@ def test_logits_loss_gradients_and_packed_rows(pair, tmp_path, tokenizer, monkey
     loaded = type(theirs).from_pretrained(tmp_path / "back", attn_implementation="eager").eval()
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, theirs(tokens).logits)
+    assert loaded.generation_config.eos_token_id == tokenizer.end
 
 
 @every_family
@@ -244,6 +246,9 @@ def test_named_sizes_have_the_public_models_parameters():  # type: ignore[no-unt
             model = LanguageModel(parse_model_size(name), TorchOps())
         assert sum(p.numel() for p in model.parameters()) == parameters, name
     assert parse_model_size("Gemma-3-1B").windowed[:6] == (0, 1, 2, 3, 4, 6)
+    fields = {**named_sizes()["Gemma-2-2B"]}
+    del fields["hub"], fields["rms_norm_eps"]
+    assert read_shape(fields, Path()).norm_eps == 1e-6, "the default of transformers"
 
 
 @pytest.mark.parametrize(
@@ -291,6 +296,9 @@ def test_adapters_are_those_of_peft(pair, layers, tmp_path, tokenizer):  # type:
         assert near(model_of(read_pretrained(str(tmp_path / "out")))(tokens), loaded(tokens).logits)
 
     loaded.save_pretrained(tmp_path / "theirs")
+    with pytest.raises(DataError) as found:
+        read_pretrained(str(tmp_path / "theirs"))
+    assert f"--set lora_init={tmp_path / 'theirs'}" in str(found.value.hint)
     fields = json.loads((tmp_path / "theirs" / "adapter_config.json").read_text())
     weights = load_file(tmp_path / "theirs" / "adapter_model.safetensors")
     tensors, again = read_adapter(weights, fields, ours.config)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tpukit.errors import DataError
 from tpukit.io.files import require_regular
@@ -142,7 +142,17 @@ def _csv_records(path: Path) -> Iterator[tuple[int, list[str]]]:
                     number += 1
                 start = reader.line_num + 1
         except csv.Error as error:
-            _raise_syntax(f"{path}, row {number} (line {start})", error)
+            where, text = f"{path}, row {number} (line {start})", str(error)
+            if "unexpected end of data" in text or "field larger" in text:
+                raise DataError(
+                    f"{where}: a quote is opened and never closed.",
+                    'Close it; a quote within a quoted field is written twice ("").',
+                ) from error
+            raise DataError(
+                f"{where}: not valid CSV ({text}).",
+                "Fields with commas, quotes or newlines are put in quotes; a quote within is"
+                ' doubled ("").',
+            ) from error
 
 
 def _json_records(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -192,19 +202,6 @@ def _object(where: str, values: Any) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise DataError(f"{where}: a {type(values).__name__}.", _AS_OBJECTS)
     return values
-
-
-def _raise_syntax(where: str, error: csv.Error) -> NoReturn:
-    text = str(error)
-    if "unexpected end of data" in text or "field larger" in text:
-        raise DataError(
-            f"{where}: a quote is opened and never closed.",
-            'Close it; a quote within a quoted field is written twice ("").',
-        ) from error
-    raise DataError(
-        f"{where}: not valid CSV ({text}).",
-        'Fields with commas, quotes or newlines are put in quotes; a quote within is doubled ("").',
-    ) from error
 
 
 def _check_header(path: Path, header: list[str], needed: Sequence[str]) -> None:

@@ -51,14 +51,17 @@ class HubTokenizer:
     """A completion ends where the chat template ends the assistant's message."""
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Raises `DataError` where there is no tokenizer, or not all of its parts."""
+    def read(cls, path: Path) -> Self:
+        """A tokenizer.json, with what lies beside it. Raises `DataError` where there is none, or
+        not all of its parts."""
+        folder = path.parent
         try:
             files = {
                 name: (folder / name).read_text(encoding="utf-8")
                 for name in FILES
                 if (folder / name).is_file()
             }
+            files["tokenizer.json"] = path.read_text(encoding="utf-8")
             made = cls(files, str(folder))
             _ = made._whole, made._settings
         except Exception as error:  # the tokenizers library raises plain ones
@@ -109,7 +112,8 @@ class HubTokenizer:
     @cached_property
     def prefix(self) -> list[int]:
         """Tokens that every text begins with."""
-        return [] if self.chat else list(self._whole.encode("").ids)
+        whole = self._whole.encode("a")
+        return [] if self.chat else list(whole.ids[: whole.special_tokens_mask.index(0)])
 
     @cached_property
     def end(self) -> int:
@@ -129,6 +133,14 @@ class HubTokenizer:
                 "Add eos_token to tokenizer_config.json.",
             )
         return int(found)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end an answer: `end`, and those that the files list for generation."""
+        texts = (self.files.get(name, "{}") for name in ("generation_config.json", "config.json"))
+        named = [json.loads(text).get("eos_token_id") for text in texts]
+        known: Any = next((ids for ids in named if ids is not None), [])
+        return frozenset([self.end, *(known if isinstance(known, list) else [known])])
 
     def encode(self, text: str) -> list[int]:
         """The tokens of `text`; special tokens are never among them, whatever the text says."""
@@ -163,8 +175,8 @@ class HubTokenizer:
         return self._whole.encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Text up to the end token, without special tokens."""
-        kept = takewhile(lambda token: token != self.end, map(int, tokens))
+        """Text up to the first end token, without special tokens."""
+        kept = takewhile(lambda token: token not in self.ends, map(int, tokens))
         text: str = self._whole.decode([*kept])
         return text
 

@@ -38,6 +38,11 @@ class Tokenizer:
     def vocabulary_size(self) -> int:
         return max(self.end, *self.ranks.values()) + 1
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        return frozenset([self.end])
+
     @cached_property
     def encoding(self) -> tiktoken.Encoding:
         return tiktoken.Encoding(
@@ -72,23 +77,18 @@ class Tokenizer:
         """Reads a `.tiktoken` file; without an end token, it comes after the last rank."""
         ranks: dict[bytes, int] = {}
         for number, line in enumerate(content.splitlines(), 1):
-            if line.strip():
-                token, rank = _tiktoken_line(line, source, number)
-                ranks[token] = rank
+            try:
+                if line.strip():
+                    token, rank = line.split()
+                    ranks[base64.b64decode(token, validate=True)] = int(rank)
+            except ValueError as error:
+                raise DataError(
+                    f"{source}, line {number}: expected a base64 token and its rank.",
+                    "Give a .tiktoken file or a tokenizer.json.",
+                ) from error
         end = ranks.pop(END_OF_TEXT.encode(), None)
         require_all_bytes(ranks, source)
         return cls(ranks, max(ranks.values()) + 1 if end is None else end)
-
-
-def _tiktoken_line(line: bytes, source: str, number: int) -> tuple[bytes, int]:
-    try:
-        token, rank = line.split()
-        return base64.b64decode(token, validate=True), int(rank)
-    except ValueError as error:
-        raise DataError(
-            f"{source}, line {number}: expected a base64 token and its rank.",
-            "Give a .tiktoken file or a tokenizer.json.",
-        ) from error
 
 
 def require_all_bytes(ranks: Mapping[bytes, int], source: str) -> None:

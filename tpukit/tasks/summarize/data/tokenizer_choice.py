@@ -31,12 +31,6 @@ ROWS_FOR_TOKENIZER = 50_000
 """Most rows that a tokenizer is trained on: more change it little."""
 
 
-def default_tokenizer(init: str | None) -> str:
-    """The tokenizer that lies beside the weights, else GPT-2's."""
-    beside = Path(init or "") / "tokenizer.json"
-    return str(beside) if init and beside.is_file() else "gpt2"
-
-
 def trained_tokenizer(
     csv_path: Path, vocabulary_size: int, columns: Columns = DIALOGUES
 ) -> Tokenizer:
@@ -69,7 +63,7 @@ def load_tokenizer(name: str) -> Tokenizer | HubTokenizer:
             "--tokenizer takes gpt2, train, or a .tiktoken or tokenizer.json file.",
         ) from error
     if path.suffix == ".json" and cuts_otherwise(content):
-        return HubTokenizer.read(path.parent)
+        return HubTokenizer.read(path)
     if path.suffix == ".json":
         return from_tokenizer_json(content, str(path))
     return Tokenizer.from_bytes(content, str(path))

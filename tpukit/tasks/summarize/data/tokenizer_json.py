@@ -26,49 +26,40 @@ def from_tokenizer_json(content: bytes, source: str) -> Tokenizer:
 
 
 def cuts_otherwise(content: bytes) -> bool:
-    """Whether a tokenizer.json has other rules than GPT-2's, or more special tokens."""
+    """Whether a tokenizer.json has other rules than GPT-2's, adds tokens to texts, or has more
+    special tokens."""
     try:
         parsed = json.loads(content)
-        rules, added = parsed["pre_tokenizer"], parsed.get("added_tokens") or []
-        first = (rules or {}).get("pretokenizers", [rules])[0] or {}
+        rules, added = parsed["pre_tokenizer"] or {}, parsed.get("added_tokens") or []
+        *cuts, last = rules.get("pretokenizers", [rules])
+        patterns = [(cut.get("pattern") or {}).get("Regex") for cut in cuts]
+        after = parsed.get("post_processor") or last
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
-    pattern = (first.get("pattern") or {}).get("Regex")
-    known = pattern == GPT2_PATTERN or (first.get("type") == "ByteLevel" and pattern is None)
-    plain = not parsed.get("normalizer") and {token["content"] for token in added} <= {END_OF_TEXT}
-    return not (known and plain)
+    known = patterns == ([] if last.get("use_regex", True) else [GPT2_PATTERN])
+    known = known and last.get("type") == "ByteLevel" and not last.get("add_prefix_space")
+    adds = parsed.get("normalizer") or after.get("type") != "ByteLevel"
+    return not known or bool(adds) or not {token["content"] for token in added} <= {END_OF_TEXT}
 
 
 def _read(parsed: Mapping[str, Any], source: str) -> Tokenizer:
-    vocabulary = parsed["model"]["vocab"]
+    added = {token["content"]: token["id"] for token in parsed.get("added_tokens") or []}
+    vocabulary = {**parsed["model"]["vocab"], **added}
     merges = [m.split(" ") if isinstance(m, str) else m for m in parsed["model"]["merges"]]
-    end = _end_of(parsed, vocabulary)
-    specials = {added["content"] for added in parsed.get("added_tokens") or []}
+    end = int(vocabulary.pop(END_OF_TEXT, max(vocabulary.values()) + 1))
     ranks = {
         _to_raw_bytes(token, source): rank
         for token, rank in sorted(vocabulary.items(), key=lambda item: item[1])
-        if token not in specials and token != END_OF_TEXT
     }
     require_all_bytes(ranks, source)
-    _check_merge_order(merges, vocabulary, source)
-    return Tokenizer(ranks, end)
-
-
-def _end_of(parsed: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:
-    added = {token["content"]: int(token["id"]) for token in parsed.get("added_tokens") or []}
-    taken = [*vocabulary.values(), *added.values()]
-    known = added.get(END_OF_TEXT, vocabulary.get(END_OF_TEXT))
-    return max(taken) + 1 if known is None else int(known)
-
-
-def _check_merge_order(merges: Any, vocabulary: Mapping[str, int], source: str) -> None:
-    """tiktoken merges by rank: ids must grow in the order of the merges."""
+    # tiktoken merges by rank.
     ids = [vocabulary["".join(pair)] for pair in merges]
     if any(later < earlier for earlier, later in pairwise(ids)):
         raise DataError(
             f"{source}: its ids are not in the order of its merges.",
             "tpukit reads tokenizers whose ids grow with the merges, as GPT-2's do.",
         )
+    return Tokenizer(ranks, end)
 
 
 def _to_raw_bytes(token: str, source: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Beam search, step for step what transformers' `generate` does with one end token."""
+"""Beam search, step for step what transformers' `generate` does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ class Group:
 
     prompt: Prompt
     beams: int
+    ends: frozenset[int]
     scores: Array = field(init=False)
     """float32 (beams,): accumulated log-probabilities of the running beams."""
     sequences: list[list[int]] = field(init=False)
@@ -35,15 +36,16 @@ class Group:
         self.sequences = [[] for _ in range(self.beams)]
 
     def advance(
-        self, scores: Array, beams: Array, tokens: Array, end: int, limit: int, how: Decoding
+        self, scores: Array, beams: Array, tokens: Array, limit: int, how: Decoding
     ) -> tuple[list[int], list[int]] | None:
-        """Takes the 2 x beams best continuations, the best first.
+        """Takes the best continuations, the best first: enough that beams go on beside those that
+        end.
 
         Returns each running beam's origin and next token; None when the search is over.
         """
         length = len(self.sequences[0]) + 1
         at_limit = length >= limit
-        ends = [at_limit or int(token) == end for token in tokens]
+        ends = [at_limit or int(token) in self.ends for token in tokens]
         candidates = [[*self.sequences[b], int(t)] for b, t in zip(beams, tokens, strict=True)]
         for place in range(self.beams):
             if ends[place]:
@@ -91,13 +93,13 @@ class BeamGenerator(Decoder):
 
     @property
     def choose(self) -> Choose:
-        return partial(best_continuations, self.vocabulary)
+        return partial(best_continuations, self.vocabulary, 1 + len(self.ends))
 
 
 def best_continuations(
-    vocabulary: int, logits: Tensor, scores: Tensor | None
+    vocabulary: int, times: int, logits: Tensor, scores: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Scores and places of each group's 2 x beams best continuations, the best first.
+    """Scores and places of each group's `times` x beams best continuations, the best first.
 
     scores (groups, beams): of the running beams. Where a group's beams all hold the same, they
     share a row of logits.
@@ -105,7 +107,7 @@ def best_continuations(
     assert scores is not None
     logits = logits.repeat_interleave(scores.numel() // len(logits), 0)
     total = logits[:, :vocabulary].log_softmax(-1) + scores.reshape(-1, 1)
-    best, places = total.reshape(len(scores), -1).topk(2 * scores.shape[1])
+    best, places = total.reshape(len(scores), -1).topk(times * scores.shape[1])
     return best, places
 
 
@@ -135,7 +137,7 @@ class _BeamDecoding(ChunkDecoding):
         scores = np.full((len(free), self.beams), IMPOSSIBLE, np.float32)
         for place, (prompt, number) in enumerate(zip(taken, free, strict=True)):
             if prompt and number is not None:
-                self.groups[number] = group = Group(prompt, self.beams)
+                self.groups[number] = group = Group(prompt, self.beams, self.decoder.ends)
                 scores[place] = group.scores
                 fresh.append((place, number))
         best = self._read(self.prefill(taken, rows, scores))
@@ -179,7 +181,7 @@ class _BeamDecoding(ChunkDecoding):
         assert group is not None
         limit = self.decoder.most_new_tokens(group.prompt)
         scores, origins, tokens = best
-        going_on = group.advance(scores, origins, tokens, self.decoder.end, limit, self.decoding)
+        going_on = group.advance(scores, origins, tokens, limit, self.decoding)
         if going_on is None:
             self.done[group.prompt.row] = group.best()
             self.groups[number] = None

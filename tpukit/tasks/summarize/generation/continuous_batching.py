@@ -32,8 +32,8 @@ class Decoder:
     decoding: Decoding
     vocabulary: int
     """Tokens that may be chosen; a model may have more, to fill its matrices up."""
-    end: int
-    """The end token."""
+    ends: frozenset[int]
+    """The tokens that end an answer."""
     kept: list[BatchDecoder] = field(default_factory=list)
     """The last chunk's cache, of which the next one's programs are, where it has its shape."""
 
@@ -247,7 +247,7 @@ class _StreamingDecoding(ChunkDecoding):
         self.tokens[row] = token
         tokens = self.done[owner.row]
         tokens.append(token)
-        if token == self.decoder.end or len(tokens) >= self.decoder.most_new_tokens(owner):
+        if token in self.decoder.ends or len(tokens) >= self.decoder.most_new_tokens(owner):
             self.owners[row] = None
             self.batch.release([row])
 

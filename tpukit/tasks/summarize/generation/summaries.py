@@ -33,11 +33,11 @@ class Summary(NamedTuple):
 
 
 def plan_prompts(
-    prompts: Sequence[Prompt], backend: Backend, batch_size: int, ranks: int, beams: int
+    prompts: Sequence[Prompt], backend: Backend, batch_size: int, beams: int
 ) -> GenerationPlan:
-    """The chunks for `ranks` ranks that share the work; batch_size: of one device."""
+    """The chunks for the ranks, which share the work; batch_size: of one device."""
     devices = backend.devices // backend.world_size
-    return plan_generation(prompts, batch_size * devices, devices, ranks, beams)
+    return plan_generation(prompts, batch_size * devices, devices, backend.world_size, beams)
 
 
 def dialogue_prompts(
@@ -61,7 +61,7 @@ def generate_summaries(
 ) -> tuple[list[str], int]:
     """The summary of each prompt, and how many are cut off. The ranks share the work; every rank
     gets all."""
-    plan = plan_prompts(prompts, backend, batch_size, backend.world_size, decoding.num_beams)
+    plan = plan_prompts(prompts, backend, batch_size, decoding.num_beams)
     own = range(backend.rank, len(plan.chunks), backend.world_size)
     made = summaries_of_chunks(model, backend, plan, own, decoding, tokenizer)
     own_summaries = {row: summary for _, chunk in made for row, summary in chunk.items()}
@@ -88,7 +88,7 @@ def summaries_of_chunks(
     assert isinstance(plain, LanguageModel)
     kind = BeamGenerator if decoding.num_beams > 1 else StreamingGenerator
     size = min(plain.config.vocabulary_size, tokenizer.vocabulary_size)
-    generator = kind(plain, backend, plan, decoding, size, tokenizer.end)
+    generator = kind(plain, backend, plan, decoding, size, tokenizer.ends)
 
     @torch.no_grad()
     def filler() -> None:
@@ -102,7 +102,7 @@ def summaries_of_chunks(
             yield (
                 number,
                 {
-                    n: Summary(tokenizer.decode(t).strip(), tokenizer.end not in t)
+                    n: Summary(tokenizer.decode(t).strip(), tokenizer.ends.isdisjoint(t))
                     for n, t in tokens.items()
                 },
             )

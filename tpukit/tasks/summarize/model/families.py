@@ -60,7 +60,7 @@ GEMMA_FIELDS = HEAD | BIASES | {
 }  # fmt: skip
 GEMMA_DEFAULTS = {
     "head_dim": 256, "query_pre_attn_scalar": 256, "sliding_window": 4096, "attention_bias": False,
-    "hidden_activation": GELU, "tie_word_embeddings": True,
+    "hidden_activation": GELU, "tie_word_embeddings": True, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 
 

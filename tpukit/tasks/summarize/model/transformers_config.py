@@ -157,7 +157,8 @@ def _windows(
     window, types = fields.take("sliding_window"), fields.take("layer_types")
     if family.windows == "late" or shape["family"] == "smollm3":
         window = window if fields.take("use_sliding_window", False) else None
-    pattern = fields.take("sliding_window_pattern") or fields.take("_sliding_window_pattern") or 6
+    patterns = [fields.take(f"{start}sliding_window_pattern") for start in ("", "_")]
+    pattern = next(filter(None, patterns), 6)
     first = fields.take("max_window_layers", 28)
     if window is None:
         return None, ()

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -152,6 +153,11 @@ def download(name: str) -> Path:
 
 
 def _from_directory(path: Path) -> Pretrained:
+    if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
+        raise DataError(
+            f"{path} holds an adapter of peft without the weights beside which it was trained.",
+            f"Name these with --init, and the adapter with --set lora_init={quote(str(path))}.",
+        )
     fields = _read_json(path / "config.json")
     config = read_shape(fields, path)
     tensors = _rename(_read_safetensors(path), path, config, transposed=config.family == "gpt2")
