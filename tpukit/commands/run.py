@@ -166,7 +166,9 @@ def _activity(process: int) -> str:
 def _log_in_cache(command: Sequence[str]) -> Path:
     """A new file in the cache folder, of which the oldest logs are removed."""
     folder = cache_folder() / "runs"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(OSError):
+        folder.chmod(0o700)  # output may hold secrets, and older versions made it for all
         for old in sorted(folder.glob("*.log"))[: -KEPT_LOGS + 1]:
             old.unlink()
     name = "".join(c if c.isalnum() else "-" for c in Path(command[0]).name)[:40]
