@@ -207,7 +207,7 @@ class Task(ABC):
         if "__init__" in vars(cls):
             cls.__init__ = _keeping_settings(cls.__init__)  # type: ignore[method-assign]
         if "datasets" in vars(cls):
-            cls.datasets = _drawing_alike(cls.datasets)  # type: ignore[method-assign]
+            cls.datasets = _drawing_alike(cls.datasets)  # type: ignore[assignment, method-assign]
 
     def __init__(self, **settings: Any) -> None:
         """Settings are the fields of `options`; `self.settings` are they, checked."""

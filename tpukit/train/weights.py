@@ -79,7 +79,7 @@ def _problems(model: nn.Module) -> Iterator[tuple[str, str]]:
             )
 
 
-def _parameters_in(held: object) -> Iterator[nn.Parameter]:
+def _parameters_in(held: Any) -> Iterator[nn.Parameter]:
     """The parameters in a list, tuple or dict of modules and parameters."""
     values = held.values() if isinstance(held, dict) else held
     for value in values if isinstance(held, dict | list | tuple) else ():
