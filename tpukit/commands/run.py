@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,10 +87,7 @@ class Recorded:
     command: Sequence[str]
     log: OutputLog
     notify: str | None
-    started: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.started = time.monotonic()
+    started: float = field(default_factory=time.monotonic)
 
     def report_silence(self, process: int, silent: float) -> None:
         """Says that the command may hang, and what its log shows."""

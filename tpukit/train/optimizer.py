@@ -219,7 +219,6 @@ class EMA:
             exchange(own, weights)
 
 
-@torch.no_grad()
 def start_ema(config: TrainConfig, model: nn.Module) -> EMA | None:
     """The EMA weights of a prepared model; None where the config has none."""
     if config.ema_decay is None:
