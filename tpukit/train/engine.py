@@ -120,8 +120,8 @@ class Engine:
     def train_step(self, batches: list[Batch]) -> bool:
         """One optimizer step at the rate its number has; False where a request to stop dropped
         it."""
-        # A loss may draw from them (mixup); torch's are a part of the checkpoint.
-        seed_host(self.plan.settings.seed, self.step, self.backend.rank)
+        # A loss may draw from them (mixup), alike in each rank; a checkpoint has torch's.
+        seed_host(self.plan.settings.seed, self.step)
         started = time.monotonic()
         interrupt = self._interrupt(len(batches), started)
         with self.plan.errors_of_step(self.step + 1):
