@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from tpukit.hardware.backend import Batch
 from tpukit.io.interrupts import StopRequest
 from tpukit.train.checkpoint import BackgroundWriter, Checkpoint, Snapshot, TrainState
-from tpukit.train.data import seed_host
 from tpukit.train.evaluation import validation_scores
 from tpukit.train.learner import Learner
 from tpukit.train.monitor import RunMonitor
@@ -120,8 +119,7 @@ class Engine:
     def train_step(self, batches: list[Batch]) -> bool:
         """One optimizer step at the rate its number has; False where a request to stop dropped
         it."""
-        # A loss may draw from them (mixup), alike in each rank; a checkpoint has torch's.
-        seed_host(self.plan.settings.seed, self.step)
+        self.plan.seed_draws(self.step)
         started = time.monotonic()
         interrupt = self._interrupt(len(batches), started)
         with self.plan.errors_of_step(self.step + 1):
