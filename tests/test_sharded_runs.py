@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from runs import parameters, relative_difference, result, script, tpukit
+from runs import TINY, parameters, relative_difference, result, script, tpukit
 
 TASKS = {
     "eit": ["train", "--preset", "quick", "--global-batch-size", "4"],
@@ -85,3 +85,17 @@ def test_a_sharded_run_is_trained_killed_resumed_tested_and_predicted(tmp_path, 
     assert relative_difference(parameters(sharded), parameters(whole)) < 1e-4
     check_answers(tmp_path / "found", tmp_path / "unsharded", 1e-6)
     check_answers(tmp_path / "found", tmp_path / "expected", 1e-3)
+
+
+@pytest.mark.parametrize("accumulate", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_parts_of_a_container_are_sharded(tmp_path, accumulate):
+    """It has no forward pass of its own in which its weights could be gathered."""
+    task = TINY.replace(":Tiny", ":Container")
+    for name, hardware in (("whole", ONE), ("sharded", TWO)):
+        told = tpukit(
+            "train", "--task", task, *hardware, "--results-dir", tmp_path / name, "--max-steps",
+            "4", "--accumulate", accumulate, ranks=2 if hardware is TWO else 1,
+        )  # fmt: skip
+        assert told.returncode == 0, told.stderr
+    found, expected = parameters(tmp_path / "sharded"), parameters(tmp_path / "whole")
+    assert relative_difference(found, expected) < 1e-5

@@ -6,6 +6,7 @@ import pty
 import re
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -176,6 +177,14 @@ def test_a_log_that_cannot_be_written_ends_alone(tmp_path):
     assert code == 3 and out.endswith("line 400\nend\n")
     assert "log is incomplete: File too large." in err and "ended with exit code 3" in err
     assert len((tmp_path / "log").read_bytes()) == 4096
+
+
+def test_logs_in_the_cache_are_the_users_own(tmp_path):
+    """Of an earlier version's folder too: output may hold secrets."""
+    (tmp_path / "runs").mkdir(0o755)
+    code, *_ = run("--", "true", env={"TPUKIT_CACHE_DIR": str(tmp_path)})
+    assert code == 0 and any((tmp_path / "runs").iterdir())
+    assert stat.S_IMODE((tmp_path / "runs").stat().st_mode) == 0o700
 
 
 def test_a_log_keeps_the_end_and_no_progress(tmp_path, monkeypatch):

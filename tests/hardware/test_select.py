@@ -217,3 +217,11 @@ def test_a_process_that_opened_a_tpu_is_known_by_torch_xlas_runtime(monkeypatch)
         assert not select.holds_tpu()
     monkeypatch.delitem(sys.modules, "torch_xla")
     assert not select.holds_tpu()
+
+
+def test_new_tensors_on_another_device_are_refused():
+    import torch
+
+    told = pytest.raises(HardwareError, match=r"set_default_device\('meta'\) is in effect")
+    with torch.device("meta"), told, select.opened_backend(HardwareOptions(hw="cpu")):
+        pass

@@ -122,6 +122,29 @@ class SparseGradients(Sound):
         return nn.Sequential(nn.Linear(4, 2), nn.Embedding(2, 2, sparse=True))
 
 
+class Kept(nn.Linear):
+    """Layers where nothing finds them."""
+
+    def __init__(self, kept):
+        super().__init__(4, 2)
+        self.kept = kept
+
+
+class InAList(Sound):
+    def build_model(self, ops):
+        return nn.Sequential(Kept([nn.Parameter(torch.ones(2))]))
+
+
+class InADict(Sound):
+    def build_model(self, ops):
+        return Kept({"head": nn.Linear(2, 2)})
+
+
+class Lazy(Sound):
+    def build_model(self, ops):
+        return nn.Sequential(nn.LazyLinear(2))
+
+
 class WithoutReturn(Sound):
     def build_model(self, ops):
         nn.Linear(4, 2)

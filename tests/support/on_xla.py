@@ -337,5 +337,13 @@ def repeated_passes():
     return counts
 
 
+def under_an_autocast():
+    """The type of a product in fp32 where bf16 is on around it."""
+    backend = opened(devices=1)
+    x = backend.mesh.send(torch.ones(2, 2))
+    with torch.autocast("xla", torch.bfloat16), backend.autocast():
+        return str((x @ x).dtype)
+
+
 if __name__ == "__main__":
     print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

@@ -99,6 +99,22 @@ class Weighted(Tiny):
         return {"loss": (error * weight).sum() / total, "weight": total}
 
 
+class Container(Tiny):
+    """Two networks in a dict, as a GAN has them, and a matrix of the dict's own."""
+
+    name = "container"
+
+    def build_model(self, ops):
+        parts = nn.ModuleDict({"body": super().build_model(ops), "head": nn.Linear(2, 2)})
+        parts.own = nn.Parameter(torch.eye(2))
+        parts.register_buffer("shift", torch.ones(2))
+        return parts
+
+    def loss(self, model, batch):
+        found = model["head"](model["body"](batch["x"])) @ model.own + model.shift
+        return {"loss": (found - batch["y"]).square().mean(1)}
+
+
 class Broken(Tiny):
     """Raises in its loss."""
 

@@ -69,6 +69,32 @@ def test_infinities_of_buffers_are_no_nan_in_the_ema_weights():
     assert learner.ema.weights["smallest"].item() == pytest.approx(3.0 + weight * (1.0 - 3.0))
 
 
+class Centred(nn.Module):
+    """Puts a new tensor in its buffer's place, as DINO's centre is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+        self.register_buffer("centre", torch.zeros(()))
+
+    def forward(self, x):
+        self.centre = self.centre + 1.0
+        return self.layer(x)
+
+
+def test_a_buffer_that_is_replaced_is_averaged():
+    backend, task = FakeBackend(), Tiny()
+    model = nn.Sequential(Centred())
+    config = TrainConfig(ema_decay=0.5, ema_warmup=0)
+    learner = build_learner(task, backend, model, config)
+    for _ in range(3):
+        learner.train_step(task.example_batches(4), 0.05)
+    assert learner.ema.weights["0.centre"] == 0.125 * 1 + 0.25 * 2 + 0.5 * 3
+    with learner.ema.in_place_of_weights():
+        assert model[0].centre == 2.125
+    assert model[0].centre == 3
+
+
 @pytest.mark.parametrize("weight", [0.25, torch.tensor(0.25)])
 def test_complex_weights_are_averaged(weight):
     average, source = torch.tensor([4.0 + 8.0j]), nn.Parameter(torch.tensor([8.0 - 4.0j]))

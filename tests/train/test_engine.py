@@ -1,6 +1,7 @@
 """The engine's promises on the fake backend: what it asks for, in which order, how often."""
 
 import math
+import random
 from dataclasses import replace
 from itertools import combinations
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from fake_backend import FakeBackend
 from tiny_task import Rows, Tiny, Weighted
+from torch import nn
 
 from tpukit.errors import ConfigError, NonFiniteLossError, UsageError
 from tpukit.hardware.options import HardwareOptions
@@ -301,6 +303,53 @@ def test_a_lost_digest_is_an_error(request_for):
 def test_members_of_earlier_versions_name_their_successors(removed, successor):
     with pytest.raises(TypeError, match=rf"Old\.{removed} is no longer called: .*{successor}"):
         type("Old", (Tiny,), {removed: lambda self, *arguments: {}})
+
+
+class Taught(Tiny):
+    """A student beside a frozen teacher, which `build_model` leaves in eval mode."""
+
+    def build_model(self, ops):
+        teacher = nn.Sequential(nn.Linear(8, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
+        normed = nn.Sequential(nn.Linear(8, 2), nn.BatchNorm1d(2))
+        normed[1].eval()  # trained, with the statistics that it has
+        pretrained = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval()
+        return nn.ModuleList([teacher.requires_grad_(False).eval(), normed, pretrained])
+
+    def loss(self, model, batch):
+        teacher, normed, pretrained = model
+        assert (pretrained[1].training, normed[0].training) == (model.training,) * 2
+        with torch.no_grad():
+            wanted = teacher(batch["x"])
+        return {"loss": (pretrained(normed(batch["x"])) - wanted).square().mean(1)}
+
+
+def test_a_frozen_teacher_stays_in_eval_mode(request_for):
+    """After a validation too."""
+    request = request_for(Taught())
+    train_run(request, FakeBackend(), silent)
+    weights = open_run(request.folder.path, silent).weights()
+    for name in ("0.1", "1.1"):
+        assert torch.equal(weights[f"{name}.running_var"], torch.ones(2))
+        assert weights[f"{name}.num_batches_tracked"] == 0
+
+
+class Mixed(Tiny):
+    """Mixes samples by numbers of the generators that all code shares, as public scripts do."""
+
+    def loss(self, model, batch):
+        share = np.random.beta(0.2, 0.2) * random.random()
+        x = share * batch["x"] + (1 - share) * batch["x"].flip(0)
+        return super().loss(model, {**batch, "x": x})
+
+
+def test_a_loss_that_draws_on_the_host_resumes_where_it_was(request_for):
+    request = request_for(Mixed())
+    train_run(request_for(Mixed(), max_steps=3), FakeBackend(), silent)
+    train_run(request, FakeBackend(), silent)
+    resumed = open_run(request.folder.path, silent).weights()
+    train_run(request_for(Mixed(), resume=False), FakeBackend(), silent)
+    whole = open_run(request.folder.path, silent).weights()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 def test_a_run_that_goes_on_with_other_ranks_draws_new_numbers(request_for):

@@ -11,7 +11,7 @@ from tiny_task import Tiny
 
 from tpukit.errors import DataError, UsageError
 from tpukit.train.loader import LoaderSettings, example_batches, make_loader
-from tpukit.train.task import MicroBatch, PlanSettings, SampleKey, Task, stack_samples
+from tpukit.train.task import Datasets, MicroBatch, PlanSettings, SampleKey, Task, stack_samples
 
 LENGTHS = (16, 61)
 
@@ -42,6 +42,49 @@ class Plain(Tiny):
     """Neither draws nor pads."""
 
     draw = Task.draw
+
+
+# -- draws of the data's own ----------------------------------------------------------------------
+class Drawn(Numbers):
+    """A public script's data: augmented by the generators that all code shares."""
+
+    def __getitem__(self, index):
+        drawn = torch.rand(()).item(), np.random.rand(), random.random()
+        return {**super().__getitem__(index), "drawn": np.array(drawn, np.float32)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_data_draw_depends_on_their_samples_alone(workers):
+    """Neither on the steps before, which a resumed run leaves out, nor on the rank."""
+    micros = [MicroBatch(keys(0, 1), 2), MicroBatch(keys(2, 3), 2), MicroBatch(keys(4, 5), 2)]
+    settings = LoaderSettings(workers, seed=0)
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    batches = [b["drawn"] for b in make_loader(Plain(), Drawn(6), micros, settings)]
+    assert torch.rand(1) == expected, "drop-out draws what it would have drawn"
+    resumed = [b["drawn"] for b in make_loader(Plain(), Drawn(6), micros[1:], settings)]
+    assert all(map(torch.equal, batches[1:], resumed))
+    assert len(torch.cat(batches).unique()) == 18
+
+
+class Split(Plain):
+    """A random split, as a script makes one without a seed."""
+
+    def datasets(self):
+        data, order = Numbers(32), np.random.permutation(32)
+        parts = torch.utils.data.random_split(data, [24, 8])
+        return Datasets(parts[0], {"torch": parts[1], "numpy": order, "python": random.random()})
+
+
+def test_a_random_split_is_the_same_in_each_rank_run_and_command():
+    found = []
+    for seed in range(2):
+        random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+        found.append(Split().datasets().valid)
+    one, other = found
+    assert one["torch"].indices == other["torch"].indices
+    assert list(one["numpy"]) == list(other["numpy"]) and one["python"] == other["python"]
 
 
 # -- the share of a rank ---------------------------------------------------------------------------

@@ -1,7 +1,10 @@
 """Training data without a length: order, passes, resuming to the sample, what is refused."""
 
+import random
+
 import numpy as np
 import pytest
+import torch
 from fake_backend import FakeBackend
 from tiny_task import Rows, Tiny
 from torch.utils.data import IterableDataset
@@ -57,6 +60,16 @@ class Stateful(Stream):
         self.first = state["place"]
 
 
+class Shuffled(Stream):
+    """In an order of the generators that all code shares."""
+
+    def __iter__(self):
+        order = torch.randperm(self.rows.count) + random.randrange(9) + np.random.randint(9)
+        for row in order % self.rows.count:
+            self.read += 1
+            yield self.rows[int(row)]
+
+
 class Streaming(Tiny):
     """The tiny task on a stream."""
 
@@ -109,7 +122,17 @@ def test_the_result_depends_neither_on_workers_nor_on_accumulation(train):
     assert train(Streaming(count=21), "other")[0] != plain
 
 
-@pytest.mark.parametrize("make", [Stream, Stateful])
+def test_each_rank_reads_a_shuffled_stream_alike():
+    """Two ranks draw other numbers: each would keep its rows of another order."""
+    read = []
+    for seed in range(2):
+        random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+        plan = StreamPlan(Shuffled(8), SETTINGS)
+        read.append([s["x"][0] for step in range(4) for m in plan.step(step) for s in m.samples])
+    assert read[0] == read[1] and len(set(read[0])) > 1
+
+
+@pytest.mark.parametrize("make", [Stream, Stateful, Shuffled])
 def test_a_run_goes_on_at_the_sample_where_it_stopped(train, make):
     """20 samples a pass and 24 a part: the second part begins in the middle of a pass."""
     whole, *_ = train(Streaming(make), "whole")

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,10 +87,7 @@ class Recorded:
     command: Sequence[str]
     log: OutputLog
     notify: str | None
-    started: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.started = time.monotonic()
+    started: float = field(default_factory=time.monotonic)
 
     def report_silence(self, process: int, silent: float) -> None:
         """Says that the command may hang, and what its log shows."""
@@ -166,7 +163,9 @@ def _activity(process: int) -> str:
 def _log_in_cache(command: Sequence[str]) -> Path:
     """A new file in the cache folder, of which the oldest logs are removed."""
     folder = cache_folder() / "runs"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(OSError):
+        folder.chmod(0o700)  # output may hold secrets, and older versions made it for all
         for old in sorted(folder.glob("*.log"))[: -KEPT_LOGS + 1]:
             old.unlink()
     name = "".join(c if c.isalnum() else "-" for c in Path(command[0]).name)[:40]

@@ -99,6 +99,7 @@ def opened_backend(
     runs: run folders that keep what was found out about the kernels, the run's own first.
     """
     limits = resource.getrlimit(resource.RLIMIT_DATA)
+    _require_default_device()
     backend = open_backend(options, log, runs)
     in_step = backend.world_size == 1
     """Whether the other ranks leave as well."""
@@ -123,6 +124,19 @@ def opened_backend(
             keep_result(device, options, runs=runs[:1])
         if options.deterministic:
             sys.modules["torch"].use_deterministic_algorithms(False)
+
+
+def _require_default_device() -> None:
+    """Raises HardwareError where new tensors are not made on the CPU, as batches are in workers."""
+    torch = sys.modules.get("torch")
+    if torch is not None and (device := torch.get_default_device().type) != "cpu":
+        raise HardwareError(
+            f"torch.set_default_device({device!r}) is in effect: DataLoader workers would make"
+            " batches on that device.",
+            "Leave it out (in a notebook: torch.set_default_device(None)); the model and batches"
+            " are on the device of the run, and new tensors take `device=x.device`.",
+            id="default-device",
+        )
 
 
 def are_virtual(kind: object) -> bool:

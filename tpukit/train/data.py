@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import errno
 import io
+import random
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -190,6 +191,28 @@ def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed, (epoch << 32) | (index & 0xFFFFFFFF)]))
 
 
+def seed_host(*key: int) -> int:
+    """Has Python's and NumPy's own generators draw what the key decides; a seed for torch's."""
+    python, numpy, of_torch = np.random.SeedSequence(key).generate_state(3).tolist()
+    random.seed(python)
+    np.random.seed(numpy)
+    return int(of_torch)
+
+
+@contextmanager
+def global_draws(*key: int) -> Iterator[None]:
+    """Within the context Python's, NumPy's and torch's own generators draw what the key decides;
+    after it they go on as before. Other threads must not draw meanwhile."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    torch.default_generator.manual_seed(seed_host(*key))  # not the devices'
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
 # -- streams -------------------------------------------------------------------------------------
 def is_stream(data: Any) -> TypeGuard[Iterable[Sample]]:
     """Whether samples can be read in order only: an IterableDataset, or what has no length."""
@@ -261,7 +284,9 @@ class StreamPlan:
     def _read_step(self) -> list[MicroBatch]:
         rows = self.settings.micro_rows
         counts = range(0, self.settings.global_batch_size, rows)
-        parts = [[next(self._samples) for _ in range(rows)] for _ in counts]
+        # A stream that shuffles by them is the same in every rank, and when it is read again.
+        with global_draws(self.settings.seed, self._step + 1):
+            parts = [[next(self._samples) for _ in range(rows)] for _ in counts]
         return [
             MicroBatch(tuple(k for k, _ in part), rows, samples=tuple(s for _, s in part))
             for part in parts

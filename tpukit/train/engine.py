@@ -119,6 +119,7 @@ class Engine:
     def train_step(self, batches: list[Batch]) -> bool:
         """One optimizer step at the rate its number has; False where a request to stop dropped
         it."""
+        self.plan.seed_draws(self.step)
         started = time.monotonic()
         interrupt = self._interrupt(len(batches), started)
         with self.plan.errors_of_step(self.step + 1):

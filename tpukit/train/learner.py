@@ -303,8 +303,7 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
     prepared = backend.prepare(model)
     prepared.train()
     optimizer = build_optimizer(task, backend, prepared, config)
-    module = backend.unwrap(prepared)
-    ema = start_ema(config, dict(module.named_parameters()), persistent_buffers(module))
+    ema = start_ema(config, backend.unwrap(prepared))
     learner = Learner(task, backend, prepared, optimizer, ema, config.clip_norm)
     # What was just made must not become part of the first step's graph.
     backend.finish()

@@ -6,10 +6,11 @@ import itertools
 import math
 import pickle
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -31,6 +32,7 @@ from tpukit.train.checks import (
 from tpukit.train.data import (
     StreamPlan,
     fill_rows,
+    global_draws,
     is_stream,
     lack_of_room_named,
     put_in_shared_memory,
@@ -66,14 +68,21 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
         self._stacks = not overrides(task, "collate")
 
     def __getitem__(self, micro: MicroBatch) -> Batch | TpukitError:
+        (epoch, sample), is_worker = (
+            (micro.keys or (micro.filler,))[0],
+            get_worker_info() is not None,
+        )
+        # Beside the thread that trains, its draws would be taken back.
+        alone = is_worker or threading.current_thread() is threading.main_thread()
         try:
-            batch = self.batch(micro)
-            if get_worker_info() is not None:
+            with global_draws(self.seed, epoch, sample) if alone else nullcontext():
+                batch = self.batch(micro)
+            if is_worker:
                 put_in_shared_memory(batch.values())
             return batch
         except Exception as error:
             failure = error if isinstance(error, TpukitError) else task_failure(error)
-            if get_worker_info() is None or failure is None:
+            if not is_worker or failure is None:
                 raise
             # As a value: torch would send its traceback's text alone.
             return failure

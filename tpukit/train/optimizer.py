@@ -14,6 +14,7 @@ from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.backend import Average, Backend, OptimizerSettings, ParameterGroup
 from tpukit.hardware.modules import exchange
 from tpukit.hardware.optimizers import require_steppable
+from tpukit.train.checkpoint import persistent_buffers
 from tpukit.train.checks import expect
 from tpukit.train.config import EMAUpdates, TrainConfig
 from tpukit.train.task import Task
@@ -182,28 +183,34 @@ class EMA:
     persistent buffers: running statistics are averaged too, integers (counts) are copied.
     """
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        buffers: Mapping[str, Tensor],
-        weights: dict[str, Tensor],
-        schedule: EMASchedule,
-    ) -> None:
-        self.parameters: dict[str, Tensor] = dict(parameters)
-        self.buffers = dict(buffers)
-        self.weights = weights
+    def __init__(self, model: nn.Module, schedule: EMASchedule) -> None:
+        """Starts at the present values of a prepared model."""
+        self.parameters: dict[str, Tensor] = {
+            name: p for name, p in model.named_parameters() if p.requires_grad
+        }
+        places = [name.rpartition(".") for name in persistent_buffers(model)]
+        self._modules = [(model.get_submodule(of), of + dot, name) for of, dot, name in places]
+        self.weights = {n: t.detach().clone() for n, t in self._trained().items()}
         self.schedule = schedule
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The present ones: a model may put another tensor in a buffer's place."""
+        return {prefix + name: getattr(module, name) for module, prefix, name in self._modules}
+
+    def _trained(self) -> dict[str, Tensor]:
+        return {**self.parameters, **self.buffers}
 
     def update(self, weight: float | Tensor) -> Average:
         """An update by this weight of the schedule."""
-        sources = {**self.parameters, **self.buffers}
+        sources = self._trained()
         averages = [self.weights[name] for name in sources]
         return Average(averages, list(sources.values()), weight)
 
     @contextmanager
     def in_place_of_weights(self) -> Iterator[None]:
         """Within the context the model computes with the EMA weights."""
-        trained = {**self.parameters, **self.buffers}
+        trained = self._trained()
         own, weights = list(trained.values()), [self.weights[name] for name in trained]
         exchange(own, weights)
         try:
@@ -212,21 +219,17 @@ class EMA:
             exchange(own, weights)
 
 
-@torch.no_grad()
-def start_ema(
-    config: TrainConfig, parameters: Mapping[str, nn.Parameter], buffers: Mapping[str, Tensor]
-) -> EMA | None:
-    """EMA weights that start at the present values; None where the config has none."""
+def start_ema(config: TrainConfig, model: nn.Module) -> EMA | None:
+    """The EMA weights of a prepared model; None where the config has none."""
     if config.ema_decay is None:
         return None
     schedule = EMASchedule(
         config.ema_decay, config.ema_every, config.ema_warmup, config.ema_updates
     )
-    trained = {name: p for name, p in parameters.items() if p.requires_grad}
-    if any(p.dtype in (torch.bfloat16, torch.float16) for p in trained.values()):
+    trained = (p for p in model.parameters() if p.requires_grad)
+    if any(p.dtype in (torch.bfloat16, torch.float16) for p in trained):
         raise ConfigError(
             "ema_decay: an average in half precision would stay where it is.",
             "Leave ema_decay out, or keep the weights in fp32.",
         )
-    weights = {name: t.detach().clone() for name, t in {**trained, **buffers}.items()}
-    return EMA(trained, buffers, weights, schedule)
+    return EMA(model, schedule)

@@ -22,7 +22,7 @@ from tpukit.train.batch_size import (
 )
 from tpukit.train.checks import check_batch_plan, expect, sample_count
 from tpukit.train.config import ARITHMETIC, TrainConfig
-from tpukit.train.data import is_stream
+from tpukit.train.data import is_stream, seed_host
 from tpukit.train.loader import (
     LoaderSettings,
     PlannedMicroBatches,
@@ -129,6 +129,10 @@ class RunPlan:
                 "Return a finite number that is not negative.",
             )
         return rate
+
+    def seed_draws(self, step: int) -> None:
+        """Seeds what a loss may draw from (mixup), alike in each rank; a checkpoint has torch's."""
+        seed_host(self.settings.seed, step)
 
     @staticmethod
     @contextmanager

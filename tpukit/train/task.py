@@ -44,6 +44,7 @@ from tpukit.train.data import (
     SampleSource,
     ShuffledPlan,
     StreamPlan,
+    global_draws,
     is_stream,
     named,
     sample_rng,
@@ -143,6 +144,17 @@ def _keeping_settings(init: Callable[..., None]) -> Callable[..., None]:
     return keeping
 
 
+def _drawing_alike(datasets: Callable[[Task], Datasets]) -> Callable[[Task], Datasets]:
+    """The method, whose random split is the same in each rank, each resumed run and `test`."""
+
+    @functools.wraps(datasets)
+    def alike(task: Task) -> Datasets:
+        with global_draws(0):
+            return datasets(task)
+
+    return alike
+
+
 class Task(ABC):
     """What is learned. A user's own task subclasses this; `docs/own_task.py` is one.
 
@@ -194,6 +206,8 @@ class Task(ABC):
                 raise TypeError(f"{cls.__name__}.{removed} is no longer called: {instead}")
         if "__init__" in vars(cls):
             cls.__init__ = _keeping_settings(cls.__init__)  # type: ignore[method-assign]
+        if "datasets" in vars(cls):
+            cls.datasets = _drawing_alike(cls.datasets)  # type: ignore[assignment, method-assign]
 
     def __init__(self, **settings: Any) -> None:
         """Settings are the fields of `options`; `self.settings` are they, checked."""
@@ -211,7 +225,11 @@ class Task(ABC):
 
     @abstractmethod
     def datasets(self) -> Datasets:
-        """Opens the data. Raises `DataError` naming file and field."""
+        """Opens the data. Raises `DataError` naming file and field.
+
+        The generators of Python, NumPy and torch begin alike in each call: a random split is the
+        same for every rank and command.
+        """
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -103,7 +103,7 @@ def place_of(code: Callable[..., object] | type) -> str:
     """`Toy.loss (my_task.py:31)`; the name alone where there is no Python source."""
     name = getattr(code, "__qualname__", type(code).__qualname__)
     try:
-        file = inspect.getsourcefile(code)
+        file = inspect.getsourcefile(inspect.unwrap(code))
         line = inspect.getsourcelines(code)[1]
     except (OSError, TypeError):
         return name

@@ -2,13 +2,16 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend, ModelOps
@@ -41,14 +44,61 @@ def built_model(task: Task, ops: ModelOps) -> nn.Module:
     """What `build_model` returns. Raises UsageError for what cannot be trained."""
     method = task.build_model
     model = expect(method(ops), nn.Module, method, "the model, an nn.Module")
+    for problem, advice in _problems(model):
+        raise task_mistake(method, f"returned a model {problem}", advice)
+    for part in _parts_in_eval_mode(model):
+        frozen = not any(parameter.requires_grad for parameter in part.parameters())
+        if frozen or isinstance(part, _BatchNorm):
+            part.train = partial(_as_built, part)  # type: ignore[method-assign]
+    return model
+
+
+def _problems(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """What keeps a model from being trained, each with what to do about it."""
+    known = set(map(id, model.parameters()))
     for name, part in model.named_modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-            raise task_mistake(
-                method, f"returned a model whose {name!r} is an {type(part).__name__} with"
-                " sparse=True: sparse gradients are neither reduced over devices nor clipped",
+            yield (
+                f"whose {name!r} is an {type(part).__name__} with sparse=True: sparse gradients are"
+                " neither reduced over devices nor clipped",
                 "Leave sparse=True out.",
-            )  # fmt: skip
-    return model
+            )
+        # torch makes those of a recurrent layer anew.
+        for key, held in () if isinstance(part, nn.RNNBase) else vars(part).items():
+            if any(p.requires_grad and id(p) not in known for p in _parameters_in(held)):
+                yield (
+                    f"whose {type(part).__name__}.{key} holds parameters in a"
+                    f" {type(held).__name__}: there they are neither trained nor saved",
+                    "Make it an nn.ParameterList, nn.ModuleList or nn.ModuleDict.",
+                )
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            yield (
+                f"whose {name!r} has no shape yet: a lazy module takes it from its first input",
+                "Call the model once in `build_model`, on zeros of a batch's shape.",
+            )
+
+
+def _parameters_in(held: Any) -> Iterator[nn.Parameter]:
+    """The parameters in a list, tuple or dict of modules and parameters."""
+    values = held.values() if isinstance(held, dict) else held
+    for value in values if isinstance(held, dict | list | tuple) else ():
+        if isinstance(value, nn.Module):
+            yield from value.parameters()
+        elif isinstance(value, nn.Parameter):
+            yield value
+
+
+def _parts_in_eval_mode(module: nn.Module) -> Iterator[nn.Module]:
+    """The outermost parts that `build_model` left in eval mode, but for the model as a whole."""
+    if module.training:
+        for child in module.children():
+            yield from _parts_in_eval_mode(child) if child.training else (child,)
+
+
+def _as_built(part: nn.Module, mode: bool = True) -> nn.Module:
+    """`part.train` of a frozen teacher: `model.train()` leaves it in eval mode."""
+    return part
 
 
 def initial_model(

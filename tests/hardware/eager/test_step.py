@@ -47,6 +47,11 @@ def test_the_step_is_torchs_own(accumulate):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_an_outer_autocast_does_not_reach_fp32():
+    with torch.autocast("cpu", torch.bfloat16), FakeBackend().autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
 def test_what_was_asked_of_the_fake_is_kept():
     backend = FakeBackend(devices=8)
     train(backend)

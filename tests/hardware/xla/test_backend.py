@@ -75,6 +75,10 @@ def test_an_outer_autocast_compiles_one_graph():
     assert on_xla("repeated_passes", devices="1") == [1] * 5
 
 
+def test_an_outer_autocast_does_not_reach_fp32():
+    assert on_xla("under_an_autocast", devices="1") == "torch.float32"
+
+
 def test_reads_of_split_tensors_compile_nothing():
     """One program a shape and order of the reads, and none to gather what devices hold."""
     told = on_xla("split_reads")

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -202,9 +202,8 @@ class EagerBackend(TorchOps):
     # -- the step ---------------------------------------------------------------------------------
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:
         dtype = HALVES.get(precision or self.precision)
-        if dtype is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=dtype)
+        # Off in fp32: it may be on around the call of `fit`.
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def run(self, function: Callable[..., Any], batches: Sequence[Batch], *numbers: float) -> Any:
         if not (self.compiles and self.parallelism.is_recordable):

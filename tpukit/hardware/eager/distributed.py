@@ -143,18 +143,18 @@ class FSDP(SingleProcess):
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         model = self.place(model)
-        scalars = set(_scalars(model))
-        for scalar in scalars:
-            scalar.data = scalar.data.to(self.mesh.device_type)
+        scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}
         for block in repeated_blocks(model):
             fully_shard(block, mesh=self.mesh, ignored_params=scalars)
         # Left whole after an evaluation, weights would be copies that an exchange never reaches.
-        fully_shard(model, mesh=self.mesh, reshard_after_forward=True, ignored_params=scalars)
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                # Sums, not means; and means over gloo are sums in torch 2.8.
-                module.set_force_sum_reduction_for_comms(True)
-                module.set_gradient_divide_factor(1.0)
+        for part in _called_parts(model):
+            fully_shard(part, mesh=self.mesh, reshard_after_forward=True, ignored_params=scalars)
+        for module in _sharded(model):
+            # Sums, not means; and means over gloo are sums in torch 2.8.
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+        for tensor in (*_whole(model), *model.buffers()):
+            tensor.data = tensor.data.to(self.mesh.device_type)
         return model
 
     def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -173,18 +173,18 @@ class FSDP(SingleProcess):
 
     @contextmanager
     def micro_batch(self, model: nn.Module, *, last: bool) -> Iterator[None]:
-        if isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(last)
+        for module in _sharded(model):
+            module.set_requires_gradient_sync(last, recurse=False)
         with synchronized_batch_norm() if self.sync_batchnorm else nullcontext():
             yield
         if last:
-            for scalar in _scalars(model):
-                if scalar.grad is not None:
-                    dist.all_reduce(scalar.grad)
+            for parameter in _whole(model):
+                if parameter.grad is not None:
+                    dist.all_reduce(parameter.grad)
             share_buffers(model)
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        # Scalars are on every rank, and count once.
+        # What is whole is on every rank, and counts once.
         own = [local(g) for g in gradients if isinstance(g, DTensor) or dist.get_rank() == 0]
         squared = torch.nn.utils.get_total_norm(own).square()
         dist.all_reduce(squared)
@@ -204,9 +204,23 @@ class FSDP(SingleProcess):
         super().fill(target, value)
 
 
-def _scalars(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters without an axis to cut: every rank holds them."""
-    return [parameter for parameter in model.parameters() if parameter.ndim == 0]
+def _called_parts(model: nn.Module) -> Iterator[nn.Module]:
+    """The model, or where it is a container without a forward pass (a GAN's ModuleDict) its
+    outermost parts that have one: in that pass their weights are gathered."""
+    if type(model).forward is not nn.Module.forward:
+        yield model
+    else:
+        for child in model.children():
+            yield from _called_parts(child)
+
+
+def _sharded(model: nn.Module) -> Iterator[FSDPModule]:
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def _whole(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters that every rank holds: those without an axis to cut, and a container's own."""
+    return [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
 
 
 def split_mixed_groups(optimizer: torch.optim.Optimizer) -> None:

@@ -5,7 +5,7 @@ The same code runs on virtual devices of the CPU: PJRT_DEVICE=CPU CPU_NUM_DEVICE
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +162,7 @@ class XlaBackend(XlaOps):
     @contextmanager
     def autocast(self, precision: Precision | None = None) -> Iterator[None]:
         dtype = HALVES.get(precision or self.precision)
-        with running(self), torch.autocast("xla", dtype=dtype) if dtype else nullcontext():
+        with running(self), torch.autocast("xla", dtype=dtype, enabled=dtype is not None):
             yield
             # Casts kept for the next pass of an outer context would make that another graph.
             torch.clear_autocast_cache()
