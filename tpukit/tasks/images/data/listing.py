@@ -33,8 +33,8 @@ TRAINING_FOLDERS = ("train", "training")
 VALIDATION_FOLDERS = ("valid", "val", "validation")
 IMAGE_FOLDERS = ("train_images", "images", "train")
 TEST_FOLDERS = ("test_images", "test", "images")
-OTHER_PARTS = ("test", "val", "pred")
-"""What the names of parts beside the training part contain."""
+PARTS = ("train", "test", "val", "pred")
+"""What the names of parts contain."""
 FOLD_NAMES = ("fold", "folds", "kfold")
 """Columns of a table that look like folds."""
 LABEL_NAMES = ("label", "labels", "class", "class_name", "category", "target", "diagnosis")
@@ -221,10 +221,9 @@ def read_class_folders(
 
 def _require_several(found: Sequence[str], folder: Path) -> None:
     """Raises DataError for one class, and for parts of a set (training_set, test_set)."""
-    named = [name for name in found if "train" in name.lower()]
-    parts = named and any(part in name.lower() for name in found for part in OTHER_PARTS)
-    last = folder / (named or found)[-1]
+    last = folder / max(found, key=lambda name: "train" in name.lower())
     inner = sorted(e.name for e in os.scandir(last) if e.is_dir() and not _is_hidden(e.name))
+    parts = all(any(part in name.lower() for part in PARTS) for name in found)
     if len(found) == 1 or (inner and parts):
         raise DataError(
             f"{folder}: its folders are {', '.join(found)} alone: no classes to tell apart.",
@@ -285,16 +284,15 @@ def labelled(
     columns = label_columns_of(table, rows, config)
     label_column = ", ".join(columns)
     if len(columns) > 1:
-        labels, there = _one_hot(table, rows, columns), {*columns}
+        labels = _one_hot(table, rows, columns)
     else:
-        labels = [row[label_column].strip() for row in rows]
-        there = {*labels}
+        labels = columns = [row[label_column].strip() for row in rows]
     if not all(labels):
         raise DataError(
             f"{table}, line {labels.index('') + 2}: there is no {label_column}.",
             "Fill it in, or remove the row.",
         )
-    known = tuple(numbers_first(there) if classes is None else classes)
+    known = tuple(numbers_first({*columns}) if classes is None else classes)
     _require_known(labels, known, f"{table}, column {label_column!r}")
     position = {name: place for place, name in enumerate(known)}
     files = files_of([row[id_column] for row in rows], folder, str(table))
