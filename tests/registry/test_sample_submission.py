@@ -42,6 +42,12 @@ def test_a_file_that_matches_stays_as_it_is(tmp_path):
     assert out.read_text() == '"id","p"\n"1","0.50"\n'
 
 
+def test_the_ids_may_be_another_column_than_the_first(tmp_path):
+    written = [["id", "label"], ["b", "1"], ["a", "0"]]
+    rows, _ = match(tmp_path, written, [["label", "id"], ["0", "a"], ["0", "b"]])
+    assert rows == [["label", "id"], ["0", "a"], ["1", "b"]]
+
+
 def test_what_differs_is_named(tmp_path):
     written = [["id", "b", "c"], *([str(i), "0", "0"] for i in (1, 2, 2))]
     sample = [["id", "a", "b"], *([str(i), "0", "0"] for i in range(2, 8))]

@@ -18,10 +18,13 @@ def match_sample(written: Path, sample: CsvTable, log: Callable[[str], None]) ->
     """
     made = read_csv_table(written)
     differences = _differences("column", made.columns, sample.columns)
-    ids = [row[0] for row in sample.rows]
-    if sample.columns[0] in made.columns:
-        place = made.columns.index(sample.columns[0])
-        differences += _differences("id", [row[place] for row in made.rows], ids)
+    shared = [name for name in sample.columns if name in made.columns]
+    values = {name: (_column(made, name), _column(sample, name)) for name in shared}
+    # Ids are the first column, or one that alone has the same values in both.
+    same = [name for name, (own, given) in values.items() if Counter(own) == Counter(given)]
+    key = next(iter(same), sample.columns[0])
+    if key in values:
+        differences += _differences("id", *values[key])
     if differences:
         raise DataError(
             f"{written} does not match {sample.path}: {'; '.join(differences)}.",
@@ -29,11 +32,16 @@ def match_sample(written: Path, sample: CsvTable, log: Callable[[str], None]) ->
             " --sample-submission out.",
         )
     columns = [made.columns.index(name) for name in sample.columns]
-    rows = _in_order(made.rows, columns[0], ids)
+    rows = _in_order(made.rows, made.columns.index(key), values[key][1])
     ordered = [sample.columns, *([row[i] for i in columns] for row in rows)]
     if ordered != [made.columns, *made.rows]:
         write_csv(written, ordered)
         log(f"{written}: put into the order of {sample.path}")
+
+
+def _column(table: CsvTable, name: str) -> list[str]:
+    place = table.columns.index(name)
+    return [row[place] for row in table.rows]
 
 
 def _differences(kind: str, made: Sequence[str], expected: Sequence[str]) -> list[str]:

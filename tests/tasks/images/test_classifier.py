@@ -21,10 +21,13 @@ def make_task(**settings):
     return ImagesTask(**{"model": "test_vit", "classes": 4, **settings})
 
 
-@pytest.mark.parametrize("model", ["test_vit", "convnext_tiny.in12k_ft_in1k_384"])
-def test_images_reach_the_model_as_timm_would_give_them(model):
+@pytest.mark.parametrize(
+    ("model", "side"),
+    [("test_vit", None), ("test_vit", 160), ("convnext_tiny.in12k_ft_in1k_384", None)],
+)
+def test_images_reach_the_model_as_timm_would_give_them(model, side):
     """Their middle, or (by `crop_mode`) distorted into a square."""
-    task = make_task(model=model)
+    task = make_task(model=model, image_size=side)
     pixels = np.random.default_rng(0).integers(0, 255, (170, 200, 3), np.uint8)
     image = Image.fromarray(pixels)
     drawn = task.draw({"image": image, "label": 0, "augment": False}, sample_rng(0, 0, 0))
@@ -57,6 +60,22 @@ def test_weights_from_a_file_with_another_head(tmp_path, suffix):
     load_pretrained(model, task.config)
     assert torch.equal(model.blocks[0].mlp.fc1.weight, source["blocks.0.mlp.fc1.weight"])
     assert torch.equal(model.head.weight, head)
+
+
+@pytest.mark.parametrize("prefix", ["", "visual.trunk."])
+def test_weights_from_a_file_are_made_for_the_image_size_as_timm_does(tmp_path, prefix):
+    """Also those with the names of another project, here OpenCLIP."""
+    source = timm.create_model("test_vit").state_dict()
+    path = tmp_path / "weights.safetensors"
+    save_file({f"{prefix}{name}": weight for name, weight in source.items()}, path)
+    task = make_task(pretrained=str(path), image_size=224)
+    ours = task.build_model(None)
+    load_pretrained(ours, task.config)
+    theirs = timm.create_model(
+        "test_vit", pretrained=True, pretrained_cfg_overlay={"file": str(path)}, img_size=224
+    )
+    for name, weight in theirs.state_dict().items():
+        assert name.startswith("head.") or torch.equal(ours.state_dict()[name], weight)
 
 
 def test_weights_of_another_model_are_refused(tmp_path):

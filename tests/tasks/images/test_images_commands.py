@@ -26,6 +26,8 @@ SIZES = ["--set", "model=test_convnext", "--set", "image_size=32", "--set", "mix
          "--set", "cutmix=1.0", "--set", "layer_decay=0.9",
          # Adam divides by its own gradients: a bias that starts at 0 would follow their rounding.
          "--set", "optimizer=sgd", "--lr", "0.05"]  # fmt: skip
+SECOND = ["0.75000000", "0.12500000"]
+"""What `test_a_sample_of_one_column_has_what_its_values_are` predicts for the second class."""
 XLA = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}
 
 
@@ -159,21 +161,27 @@ def test_a_sample_with_a_column_for_each_class_gets_probabilities(shapes, traine
 
 
 @pytest.mark.parametrize(
-    ("values", "written", "said"),
-    [(("0.5", "0.5"), ["0.75000000", "0.12500000"], "the probability of class '1'"),
-     (("0", "0.5"), ["0.75000000", "0.12500000"], "the probability of class '1'"),
-     (("0", "0"), ["1", "0"], "label is the class"), (("x", "y"), ["1", "0"], "is the class")],
+    ("column", "values", "settings", "written", "said"),
+    [("label", ("0.5", "0.5"), {}, SECOND, "the probability of class 'b'"),
+     ("label", ("0", "0.5"), {}, SECOND, "the probability of class 'b'"),
+     ("label", ("a", "b"), {"probabilities": True}, SECOND, "the probability of class 'b'"),
+     ("b", ("0.5", "0.5"), {}, SECOND, "b is the probability of class 'b'"),
+     ("a", ("0.5", "0.5"), {}, ["0.25000000", "0.87500000"], "a is the probability of class 'a'"),
+     ("label", ("a", "a"), {}, ["b", "a"], "label is the class"),
+     ("label", ("0", "0"), {}, ["b", "a"], "the class (a, b, ...); the sample has '0', no class")],
 )  # fmt: skip
-def test_a_sample_of_one_column_has_what_its_values_are(shapes, tmp_path, values, written, said):
-    task = ImagesTask(class_names=["0", "1"], data_path=str(shapes))
+def test_a_sample_of_one_column_has_what_its_values_are(
+    shapes, tmp_path, column, values, settings, written, said
+):
+    task = ImagesTask(class_names=["a", "b"], data_path=str(shapes), **settings)
     sample, out = tmp_path / "sample_submission.csv", tmp_path / "submission.csv"
     lines = [f"{i:06},{value}\n" for i, value in enumerate(values)]
-    sample.write_text("id,label\n" + "".join(lines))
+    sample.write_text(f"id,{column}\n" + "".join(lines))
     found = find_images(task, PredictionRequest(sample_submission=sample, run=None))
     probabilities = np.array([[0.25, 0.75], [0.875, 0.125]], np.float32)
     write_submission(out, found, task, probabilities, probabilities.argmax(1))
     header, *rows = csv.reader(out.open())
-    assert header == ["id", "label"] and [row[1] for row in rows] == written
+    assert header == ["id", column] and [row[1] for row in rows] == written
     assert said in what_is_written(found, task)
 
 

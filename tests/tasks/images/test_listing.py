@@ -101,7 +101,8 @@ def test_what_a_notebook_leaves_beside_images_is_none(tmp_path):
 def test_folders_that_are_no_classes(tmp_path):
     """An archive's own folder, parts under other names, images to predict beside the classes."""
     for part in ("archive/shapes", "sets/training_set", "sets/test_set", "both/Training",
-                 "both/Validation", "flat"):  # fmt: skip
+                 "both/Validation", "flat", "seg/seg_train/seg_train", "seg/seg_test/seg_test",
+                 "seg/seg_pred"):  # fmt: skip
         for name in ("cat", "dog"):
             put(tmp_path / part / name / "1.png")
     put(tmp_path / "flat" / "test" / "1.png")
@@ -109,6 +110,9 @@ def test_folders_that_are_no_classes(tmp_path):
         with pytest.raises(DataError, match="no classes to tell apart") as caught:
             find(tmp_path / place)
         assert caught.value.hint == f"Give the folder of cat, dog: --data-path {tmp_path / hint}"
+    with pytest.raises(DataError, match="no classes to tell apart") as caught:
+        find(tmp_path / "seg")
+    assert "seg/seg_train" in caught.value.hint
     train, valid = find(tmp_path / "both")
     assert [len(train), len(valid)] == [2, 2] and valid.classes == ("cat", "dog")
     assert find(tmp_path / "flat", valid_fraction=0.0)[0].classes == ("cat", "dog")
@@ -166,20 +170,25 @@ def test_what_spreadsheets_and_pandas_add_to_a_table(tmp_path):
         ("file,patient,kind", {"label_column": "kind"}),
         ("kind,file,patient", {"id_column": "file"}),
         ("file,kind,patient", {}),
+        ("file,diagnosis,target", {}),
+        ("target,file,patient", {}),
+        ("file,fold,kind", {}),
+        ("file,fold,patient,kind", {"group_column": "patient"}),
     ],
 )
 def test_the_classes_are_in_the_column_that_looks_like_them_or_the_first_beside_the_ids(
     tmp_path, header, settings
 ):
-    place = {"file": "abcd", "patient": "1234", "target": "xxyy", "kind": "xxyy"}
+    place = {"file": "abcd", "patient": "1234", "target": "xxyy", "kind": "xxyy", "fold": "0101",
+             "diagnosis": "pqrs"}  # fmt: skip
     for name in place["file"]:
         put(tmp_path / "train" / f"{name}.png")
     rows = zip(*(place[name] for name in header.split(",")), strict=True)
     (tmp_path / "train.csv").write_text("\n".join([header, *map(",".join, rows)]))
-    assert find(tmp_path, valid_fraction=0.0, **settings)[0].classes == ("x", "y")
-    found = [*remarks(ImagesConfig(data_path=str(tmp_path), **settings), 2)]
-    assert len(found) == ("label_column" not in settings)
-    assert all("2 classes by the column" in line for line in found)
+    train = find(tmp_path, valid_fraction=0.0, **settings)[0]
+    assert train.classes == ("x", "y")
+    found = [*remarks(ImagesConfig(data_path=str(tmp_path), **settings), train)]
+    assert ("label_column" not in settings) == any("2 classes by the column" in s for s in found)
 
 
 def test_a_class_keeps_images_to_learn_from(tmp_path):
@@ -284,8 +293,14 @@ def test_the_rows_of_a_fold_are_validated_on(table):
     for wrong in ({"fold_column": "fold"}, {"fold": 0, "group_column": "patient"}):
         with pytest.raises(ConfigError):
             find(table, **wrong)
-    assert "column fold is not used" in [*remarks(ImagesConfig(data_path=str(table)), 2)][1]
-    assert len([*remarks(ImagesConfig(data_path=str(table), fold="1"), 2)]) == 1
+    assert "column fold is not used" in [*remarks(ImagesConfig(data_path=str(table)), train)][1]
+    assert len([*remarks(ImagesConfig(data_path=str(table), fold="1"), train)]) == 1
+    # Of the patients that this one part has, none is left to learn the class from.
+    rows = (table / "train.csv").read_text().replace(",b,3,", ",rare,3,").replace(",a,3,", ",b,3,")
+    (table / "train.csv").write_text(rows)
+    train = find(table, fold=3)[0]
+    told = next(remarks(ImagesConfig(data_path=str(table), fold="3"), train))
+    assert told == "No training image is of class rare: it will not be learned."
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.3, 0.01])
@@ -303,3 +318,89 @@ def test_folds_and_groups_need_a_table(tmp_path):
     put(tmp_path / "cat" / "1.png")
     with pytest.raises(DataError, match=r"group_column 'patient': there is no table"):
         find(tmp_path, group_column="patient")
+
+
+def test_columns_of_0_and_1_are_classes(tmp_path):
+    """As a sample submission has them, with a class that no image is of."""
+    for i in range(6):
+        put(tmp_path / "images" / f"{i}.png")
+    rows = [f"{i},{i % 2:d}.0,0,{(i + 1) % 2}" for i in range(6)]
+    (tmp_path / "train.csv").write_text("\n".join(["id,rust,scab,none", *rows]))
+    train, valid = find(tmp_path)
+    assert train.classes == ("none", "rust", "scab") and train.class_counts() == (2, 2, 0)
+    assert {*zip(numbers(valid), valid.labels, strict=True)} <= {(i, i % 2) for i in range(6)}
+    told = [*remarks(ImagesConfig(data_path=str(tmp_path)), train)]
+    assert told[0].startswith("No training image is of class scab")
+    assert told[1].startswith("3 classes by the columns rust, scab, none")
+    assert find(tmp_path, label_column="rust")[0].classes == ("0.0", "1.0")
+    for rust, count in (("1", 2), ("0", 0)):
+        (tmp_path / "train.csv").write_text(f"id,rust,scab\n0,1,0\n1,{rust},{rust}\n")
+        with pytest.raises(DataError, match=f"line 3: {count} of the columns rust, scab"):
+            find(tmp_path)
+
+
+def test_numbers_to_predict_are_no_classes(tmp_path):
+    for i in range(24):
+        put(tmp_path / "train" / f"{i}.png")
+    for values, refused in ((12, False), (13, True)):
+        rows = "".join(f"{i},{i % values}.5\n" for i in range(24))
+        (tmp_path / "train.csv").write_text(f"id,score\n{rows}")
+        if refused:
+            with pytest.raises(DataError, match="13 values of score for 24 images are no classes"):
+                find(tmp_path)
+        else:
+            assert len(find(tmp_path)[0].classes) == 12
+
+
+def test_a_table_for_validation(tmp_path):
+    for i in range(8):
+        put(tmp_path / "images" / f"{i}.png")
+    for name, places in (("train", range(6)), ("val", (7, 6))):
+        rows = "".join(f"{i},{'ab'[i % 2]},{i % 3}\n" for i in places)
+        (tmp_path / f"{name}.csv").write_text(f"id,label,fold\n{rows}")
+    train, valid = find(tmp_path)
+    assert numbers(train) == {*range(6)} and valid.labels == (1, 0)
+    assert [file[-5] for file in valid.files] == ["7", "6"]
+    assert numbers(find(tmp_path, fold=1)[1]) == {1, 4}
+    # The images of that part may have a folder of their own.
+    put(tmp_path / "val" / "6.png")
+    put(tmp_path / "val" / "7.png")
+    assert all("/val/" in file for file in find(tmp_path)[1].files)
+    (tmp_path / "val.csv").write_text("id,label,fold\n6,c,0\n")
+    with pytest.raises(DataError, match=r"val\.csv, column 'label': class 'c' is not one of"):
+        find(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "start", ["train/", "./train/", "train\\", "{folder}/train/", "../{name}/train/", "x/", "x\\"]
+)
+def test_ids_that_are_paths_from_a_folder_above(tmp_path, start):
+    for i in range(4):
+        put(tmp_path / "train" / ("x" if start[0] == "x" else "") / f"{i}.png")
+    start = start.format(folder=tmp_path, name=tmp_path.name)
+    rows = "".join(f"{start}{i}.png,{i % 2}\n" for i in range(4))
+    (tmp_path / "train.csv").write_text(f"path,label\n{rows}")
+    assert numbers(find(tmp_path, valid_fraction=0.0)[0]) == {0, 1, 2, 3}
+    (tmp_path / "train.csv").write_text("path,label\nother/0.png,1\nother/1.png,0\n")
+    with pytest.raises(DataError, match=r"there is no image 'other/0\.png' in") as caught:
+        find(tmp_path)
+    assert "id_column=NAME" in caught.value.hint
+
+
+def test_folders_that_every_class_has_are_said(tmp_path):
+    """Masks beside images would be learned as images."""
+    for name in ("cat", "dog"):
+        for inner in ("images", "masks", f"only {name}"):
+            put(tmp_path / name / inner / "1.png")
+    train = find(tmp_path, valid_fraction=0.0)[0]
+    told = [*remarks(ImagesConfig(data_path=str(tmp_path)), train)]
+    assert told == ["Each class has folders images, masks: images of all are taken."]
+
+
+def test_the_table_that_is_there_is_named(tmp_path):
+    put(tmp_path / "train" / "1.png")
+    for name in ("sample_submission.csv", "trainLabels.csv"):
+        (tmp_path / name).write_text("id,label\n")
+    with pytest.raises(DataError, match="no folders of classes") as caught:
+        find(tmp_path)
+    assert caught.value.hint.endswith("--set table=trainLabels.csv")

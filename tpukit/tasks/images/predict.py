@@ -1,6 +1,6 @@
 """`tpukit predict` for image classifiers: a submission."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import compress, zip_longest
 from pathlib import Path
@@ -34,8 +34,10 @@ class ToPredict:
     files: list[str]
     columns: tuple[str, ...]
     """Names of the columns: the id's, then the class's, or each class as one."""
-    is_probability: bool = False
-    """Whether the one column holds the probability of the second of two classes."""
+    shown: Sequence[str] = ()
+    """Classes whose probabilities the columns hold; none: the one column holds the class."""
+    placeholder: str | None = None
+    """A value of a sample's column of classes, where it holds none of them."""
 
 
 def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
@@ -45,25 +47,27 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
     """
     beside = Path(request.data_path or task.config.data_path) / "test.csv"
     table = request.sample_submission or request.test_csv or (beside if beside.is_file() else None)
-    label = (task.config.label_column or "label",)
-    others = task.class_names or () if task.config.probabilities else label
+    shown = task.class_names or () if task.config.probabilities else ()
+    others = shown or (task.config.label_column or "label",)
     folder = listing.find_test_folder(task.config, request.data_path)
     if table is None:
         files = listing.image_files(folder)
         if not files:
             raise DataError(f"there is no image in {folder}.", "Name another with --data-path.")
-        return ToPredict(
-            listing.ids_of(files, folder), files, (task.config.id_column or "id", *others)
-        )
+        columns = (task.config.id_column or "id", *others)
+        return ToPredict(listing.ids_of(files, folder), files, columns, shown)
     rows = listing.table_rows(table)
     column = listing.id_column_of(table, rows, task.config, needed=1)
-    asks = False
+    placeholder = None
     if request.sample_submission is not None:
-        others = _columns_of_sample(table, [name for name in rows[0] if name != column], task)
-        asks = len(others) == 1 and any(_is_fraction(row[others[0]]) for row in rows)
+        others = tuple(name for name in rows[0] if name != column)
+        values = {row[name] for row in rows for name in others}
+        shown = _shown(table, others, values, task)
+        if not shown and not values & {*(task.class_names or ())}:
+            placeholder = rows[0][others[0]]
     ids = [row[column] for row in rows]
     files = listing.files_of(ids, folder, str(table))
-    return ToPredict(ids, files, (column, *others), asks and len(task.class_names or ()) == 2)
+    return ToPredict(ids, files, (column, *others), shown, placeholder)
 
 
 def _is_fraction(text: str) -> bool:
@@ -95,15 +99,25 @@ def _first_difference(these: Sequence[str] | None, those: Sequence[str] | None) 
     return next(f"{one!r} instead of {other!r}" for one, other in pairs if one != other)
 
 
-def _columns_of_sample(table: Path, others: Sequence[str], task: ImageTraining) -> tuple[str, ...]:
-    """The columns beside the id: one of classes, or one for each class, in the sample's order."""
+def _shown(
+    table: Path, columns: tuple[str, ...], values: Collection[str], task: ImageTraining
+) -> tuple[str, ...]:
+    """Classes whose probabilities a sample asks for; none where its one column holds classes.
+
+    Of two classes one column asks for one, by its name, values that are not whole or the settings.
+    """
     classes = task.class_names or ()
-    if sorted(others) == sorted(classes):
-        return tuple(others)
-    if len(others) == 1 and not task.config.probabilities:
-        return tuple(others)
+    if sorted(columns) == sorted(classes):
+        return columns
+    if len(columns) == 1 and len(classes) == 2:
+        if columns[0] in classes:
+            return columns
+        asked = task.config.probabilities or any(map(_is_fraction, values))
+        return (classes[1],) if asked else ()
+    if len(columns) == 1 and not task.config.probabilities:
+        return ()
     raise DataError(
-        f"{table}: beside the id it has the columns {', '.join(others) or 'none'}, neither one of "
+        f"{table}: beside the id it has the columns {', '.join(columns) or 'none'}, neither one of "
         f"classes nor one for each of the {len(classes)} classes ({', '.join(classes[:3])}, ...).",
         "Leave --sample-submission out: the ids are test.csv's, --set probabilities=true writes "
         "the probabilities.",
@@ -139,11 +153,13 @@ def predict_classes(
 
 def what_is_written(found: ToPredict, task: ImageTraining) -> str:
     """The values of a submission, in words."""
-    name, *more = found.columns[1:]
-    if found.is_probability:
-        positive = (task.class_names or ())[1]
-        return f"{name} is the probability of class {positive!r}, as the sample's values are"
-    return "each class's probability" if more else f"{name} is the class"
+    name = found.columns[1]
+    if len(found.shown) == 1:
+        return f"{name} is the probability of class {found.shown[0]!r}"
+    if found.placeholder is not None:
+        first = ", ".join((task.class_names or ())[:3])
+        return f"{name} is the class ({first}, ...); the sample has {found.placeholder!r}, no class"
+    return "each class's probability" if found.shown else f"{name} is the class"
 
 
 def neutral_row(task: ImageTraining) -> tuple[Probabilities, int]:
@@ -180,12 +196,11 @@ def write_submission(
     best: NDArray[np.int64],
 ) -> None:
     """A row an image: its id, and its class (`best`) or each class's probability."""
-    classes, own = list(task.class_names or ()), found.columns[1:]
-    order = [classes.index(name) for name in own] if set(own) == set(classes) else None
-    order = [1] if found.is_probability else order
+    classes = task.class_names or ()
+    places = [classes.index(name) for name in found.shown]
     rows = [
-        [name, *([f"{row[i]:.{ROUNDING}f}" for i in order] if order else [classes[place]])]
-        for name, row, place in zip(found.ids, probabilities, best, strict=True)
+        [name, *([f"{row[i]:.{ROUNDING}f}" for i in places] or [classes[label]])]
+        for name, row, label in zip(found.ids, probabilities, best, strict=True)
     ]
     with writing_errors(out.parent):
         write_csv(out, [found.columns, *rows])

@@ -70,7 +70,7 @@ class ImageTraining(Task):
         """The images of the data path, and their classes."""
         _ = self.transforms  # a wrong setting of theirs ends here
         train, valid = listing.find_training_images(self.config, self.class_names)
-        for remark in listing.remarks(self.config, len(train.classes)) if is_first_rank() else ():
+        for remark in listing.remarks(self.config, train) if is_first_rank() else ():
             print(remark, file=sys.stderr, flush=True)
         check_headers(train.files, valid.files, skip=self.config.damaged == "skip")
         self.class_names, self.class_counts = train.classes, train.class_counts()

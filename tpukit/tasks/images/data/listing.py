@@ -1,7 +1,8 @@
 """Which images there are, and of which classes.
 
 Layouts, tried in this order:
-    train.csv                a table of ids and labels beside a folder of images
+    train.csv                a table of ids and labels beside a folder of images, with valid.csv
+                             or val.csv, where there is one
     train/CLASS/*            with valid/CLASS/* or val/CLASS/*, where there is one
     CLASS/*                  folders of classes alone
 Where no part is for validation, a fraction of each class is.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,17 +25,23 @@ from tpukit.errors import DataError
 from tpukit.io.files import read_csv_table
 from tpukit.tasks.images.settings import ImagesConfig
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+SUFFIXES = (
+    ".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".jp2",
+    ".ppm", ".pgm",
+)  # fmt: skip
 TRAINING_FOLDERS = ("train", "training")
 VALIDATION_FOLDERS = ("valid", "val", "validation")
 IMAGE_FOLDERS = ("train_images", "images", "train")
 TEST_FOLDERS = ("test_images", "test", "images")
-PARTS = ("train", "test", "val")
+PARTS = ("train", "test", "val", "pred")
 """What the names of parts contain."""
 FOLD_NAMES = ("fold", "folds", "kfold")
 """Columns of a table that look like folds."""
 LABEL_NAMES = ("label", "labels", "class", "class_name", "category", "target", "diagnosis")
-"""Columns of a table that look like classes."""
+"""Columns of a table that look like classes, the likeliest first."""
+ZERO_OR_ONE = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
+MOST_SINGLE = 10
+"""Classes that may have an image each; numbers and texts have more."""
 NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
 SPLIT_SEED = 0
 
@@ -94,7 +102,12 @@ def find_training_images(
         rows = table_rows(table)
         folder = named_folder(config) or _existing(root, IMAGE_FOLDERS) or table.parent
         train = labelled(table, rows, config, folder, classes)
-        return train.split(_validation_rows(table, rows, train, config))
+        tables = (table.with_name(f"{name}.csv") for name in VALIDATION_FOLDERS)
+        beside = next((path for path in tables if path.is_file()), None)
+        if beside is None or config.fold is not None or config.group_column is not None:
+            return train.split(_validation_rows(table, rows, train, config))
+        folder = named_folder(config) or _existing(root, VALIDATION_FOLDERS) or folder
+        return train, labelled(beside, table_rows(beside), config, folder, train.classes)
     inner = _existing(root, TRAINING_FOLDERS)
     train = read_class_folders(inner or root, classes, beside=() if inner else TEST_FOLDERS[:2])
     valid = _existing(root, VALIDATION_FOLDERS) if inner else None
@@ -119,16 +132,29 @@ def _validation_rows(
     return stratified_groups(images.labels, groups, config.valid_fraction)
 
 
-def remarks(config: ImagesConfig, classes: int) -> Iterator[str]:
-    """The column of the classes that was chosen among several, and an unused one of folds."""
+def remarks(config: ImagesConfig, train: LabelledImages) -> Iterator[str]:
+    """What the layout leaves open: the column of the classes that was chosen among several, one of
+    folds that is not used, folders in all classes, classes without training images."""
+    missing = [name for name, n in zip(train.classes, train.class_counts(), strict=True) if not n]
+    if missing:
+        yield f"No training image is of class {', '.join(missing[:3])}: it will not be learned."
     table = _table(config)
     if table is None:
+        folders: dict[int, set[str]] = {}
+        for file, label in zip(train.files, train.labels, strict=True):
+            folders.setdefault(label, set()).add(Path(file).parent.name)
+        common = sorted(set.intersection(*folders.values()))
+        if len(common) > 1:
+            yield f"Each class has folders {', '.join(common[:3])}: images of all are taken."
         return
     rows = table_rows(table)
-    label = label_column_of(table, rows, config)
+    labels = label_columns_of(table, rows, config)
     if config.label_column is None and len(rows[0]) > 2:
-        yield f"{classes} classes by the column {label}; another: --set label_column=NAME"
-    folds = [name for name in rows[0] if name.lower() in FOLD_NAMES and name != label]
+        yield (
+            f"{len(train.classes)} classes by the column{'s' if len(labels) > 1 else ''}"
+            f" {', '.join(labels)}; another: --set label_column=NAME"
+        )
+    folds = [name for name in rows[0] if name.lower() in FOLD_NAMES and name not in labels]
     if folds and config.fold is None and config.group_column is None:
         yield (
             f"The table's column {folds[0]} is not used; to validate on one of its folds:"
@@ -167,9 +193,13 @@ def read_class_folders(
     folders = {e.name for e in os.scandir(folder) if e.is_dir() and not _is_hidden(e.name)}
     found = numbers_first(name for name in folders if name.lower() not in beside)
     if not found:
+        names = sorted(path.name for path in [*folder.glob("*.csv"), *folder.parent.glob("*.csv")])
+        table = next(
+            (n for n in names if "train" in n.lower() or "label" in n.lower()), "train.csv"
+        )
         raise DataError(
             f"{folder} has no folders of classes.",
-            f"Put the images into {folder}/CLASS/, or name a table: --set table=train.csv",
+            f"Put the images into {folder}/CLASS/, or name a table: --set table={table}",
         )
     known = tuple(found if classes is None else classes)
     _require_known(found, known, str(folder))
@@ -191,7 +221,7 @@ def read_class_folders(
 
 def _require_several(found: Sequence[str], folder: Path) -> None:
     """Raises DataError for one class, and for parts of a set (training_set, test_set)."""
-    last = folder / found[-1]
+    last = folder / max(found, key=lambda name: "train" in name.lower())
     inner = sorted(e.name for e in os.scandir(last) if e.is_dir() and not _is_hidden(e.name))
     parts = all(any(part in name.lower() for part in PARTS) for name in found)
     if len(found) == 1 or (inner and parts):
@@ -251,21 +281,29 @@ def labelled(
     Raises DataError naming the row of a missing file, or of an image with another label above.
     """
     id_column = id_column_of(table, rows, config)
-    label_column = label_column_of(table, rows, config)
-    labels = [row[label_column].strip() for row in rows]
+    columns = label_columns_of(table, rows, config)
+    label_column = ", ".join(columns)
+    if len(columns) > 1:
+        labels = _one_hot(table, rows, columns)
+    else:
+        labels = columns = [row[label_column].strip() for row in rows]
     if not all(labels):
         raise DataError(
             f"{table}, line {labels.index('') + 2}: there is no {label_column}.",
             "Fill it in, or remove the row.",
         )
-    known = tuple(numbers_first({*labels}) if classes is None else classes)
+    known = tuple(numbers_first({*columns}) if classes is None else classes)
     _require_known(labels, known, f"{table}, column {label_column!r}")
     position = {name: place for place, name in enumerate(known)}
     files = files_of([row[id_column] for row in rows], folder, str(table))
+    hint = "Name the column of the classes with --set label_column=NAME."
     if classes is None and len(known) == 1:
+        raise DataError(f"{table}: every {label_column} is {known[0]!r}.", hint)
+    if classes is None and len(known) > max(MOST_SINGLE, len({*files}) / 2):
         raise DataError(
-            f"{table}: every {label_column} is {known[0]!r}.",
-            "Name the column of the classes with --set label_column=NAME.",
+            f"{table}: {len(known)} values of {label_column} for {len({*files})} images are no"
+            " classes.",
+            f"{hint} To predict a number, write a task of your own.",
         )
     label_of: dict[str, str] = {}
     for line, (file, label) in enumerate(zip(files, labels, strict=True), start=2):
@@ -285,20 +323,44 @@ def numbers_first(names: Iterable[str]) -> list[str]:
 def id_column_of(
     table: Path, rows: Sequence[dict[str, str]], config: ImagesConfig, needed: int = 2
 ) -> str:
-    """The column of the ids: the one that is named, else the first.
+    """The column of the ids: the one that is named, else the first that does not look like labels.
 
     needed: columns that a table must have; where there are more, pandas' index is none of them.
     """
-    return column_of(table, rows, "id_column", config.id_column or _named(rows, needed)[0])
+    named = _named(rows, needed)
+    likely = [name for name in named if name.lower() not in LABEL_NAMES] or named
+    return column_of(table, rows, "id_column", config.id_column or likely[0])
 
 
-def label_column_of(table: Path, rows: Sequence[dict[str, str]], config: ImagesConfig) -> str:
-    """The column of the classes: the one that is named, that looks like it, or the second."""
-    ids = id_column_of(table, rows, config)
-    others = [name for name in _named(rows, 2) if name != ids]
-    likely = [name for name in others if name.lower() in LABEL_NAMES]
+def label_columns_of(
+    table: Path, rows: Sequence[dict[str, str]], config: ImagesConfig
+) -> list[str]:
+    """The column of the classes: the one that is named, that looks like it, or the first beside
+    the ids; several, one a class, where all beside the ids hold 0 and 1 alone."""
+    known = {id_column_of(table, rows, config), config.fold_column, config.group_column}
+    others = [n for n in _named(rows, 2) if n not in known and n.lower() not in FOLD_NAMES]
+    likely = [name for label in LABEL_NAMES for name in others if name.lower() == label]
+    binary = all(row[name].strip() in ZERO_OR_ONE for row in rows for name in others)
+    if config.label_column is None and not likely and len(others) > 1 and binary:
+        return others
     chosen = config.label_column or next(iter(likely + others), "2")
-    return column_of(table, rows, "label_column", chosen)
+    return [column_of(table, rows, "label_column", chosen)]
+
+
+def _one_hot(table: Path, rows: Sequence[dict[str, str]], columns: Sequence[str]) -> list[str]:
+    """The column of each row that is 1. Raises DataError where none or several are."""
+    labels = []
+    for line, row in enumerate(rows, start=2):
+        chosen = [name for name in columns if ZERO_OR_ONE[row[name].strip()]]
+        if len(chosen) != 1:
+            raise DataError(
+                f"{table}, line {line}: {len(chosen)} of the columns {', '.join(columns[:3])}, ..."
+                " are 1: an image has one class here.",
+                "Name a column with --set label_column=NAME; for several labels write a task of"
+                " your own.",
+            )
+        labels += chosen
+    return labels
 
 
 def _named(rows: Sequence[dict[str, str]], needed: int) -> list[str]:
@@ -328,7 +390,7 @@ def named_folder(config: ImagesConfig) -> Path | None:
 
 
 def files_of(ids: Sequence[str], folder: Path, table: str) -> list[str]:
-    """The file of each id, which may lack its suffix and its folder.
+    """The file of each id, which may lack its suffix and its folder, or be a path from above.
 
     Raises DataError for ids without a file, or with several.
     """
@@ -343,6 +405,7 @@ def files_of(ids: Sequence[str], folder: Path, table: str) -> list[str]:
             if name not in by_name and own.setdefault(name, file) is not file:
                 second[name] = file
         by_name |= own
+    ids = [name if name in by_name else _below(name, folder) for name in ids]
     for row, name in enumerate(ids, start=2):
         if name in second:
             raise DataError(
@@ -356,9 +419,20 @@ def files_of(ids: Sequence[str], folder: Path, table: str) -> list[str]:
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise DataError(
             f"{table}, line {row}: there is no image {name!r} in {folder}{more}.",
-            "Name the folder of the images with --set folder=NAME (of predict: --data-path).",
+            "Name the folder of the images with --set folder=NAME (of predict: --data-path), or the"
+            " column of the ids with --set id_column=NAME.",
         )
     return [by_name[name] for name in ids]
+
+
+def _below(name: str, folder: Path) -> str:
+    """An id that is a path from a folder above (train/1.jpg, ../input/train/1.jpg), from here."""
+    path = posixpath.normpath(name.replace("\\", "/"))
+    while path.startswith("../"):
+        path = path[3:]
+    parts = folder.absolute().parts
+    above = ("/".join(parts[place:]).replace("//", "/") + "/" for place in range(len(parts)))
+    return next((path[len(start) :] for start in above if path.startswith(start)), path)
 
 
 def _stems(paths: Iterable[str]) -> list[str]:

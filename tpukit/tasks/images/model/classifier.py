@@ -1,6 +1,7 @@
 """A timm model by name: its input, its weights, its parameter groups."""
 
 import difflib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import timm
 import torch
 from timm.data import resolve_data_config
+from timm.models import load_state_dict
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 
@@ -54,8 +56,8 @@ def input_format(config: ImagesConfig) -> InputFormat:
     """The input of the configured model."""
     found = resolve_data_config({}, pretrained_cfg=_pretrained_config(config.model))
     side = config.image_size or int(found["input_size"][-1])
-    # A smaller input than the weights were made for keeps the whole image.
-    crop = float(found["crop_pct"]) if config.image_size is None else 1.0
+    # Another input than the weights were made for keeps the whole image.
+    crop = float(found["crop_pct"]) if side == found["input_size"][-1] else 1.0
     interpolation, mode = found["interpolation"], found["crop_mode"]
     return InputFormat(side, found["mean"], found["std"], interpolation, crop, mode)
 
@@ -94,7 +96,7 @@ def load_pretrained(model: nn.Module, config: ImagesConfig) -> None:
     if config.pretrained == "timm":
         weights = _from_hub(config)
     else:
-        weights = _from_file(Path(config.pretrained))
+        weights = _as_timm(model, _from_file(Path(config.pretrained)))
     own = model.state_dict()
     head = getattr(model, "pretrained_cfg", {}).get("classifier") or ()
     head = head if isinstance(head, str) else tuple(head)
@@ -105,9 +107,21 @@ def load_pretrained(model: nn.Module, config: ImagesConfig) -> None:
             f"pretrained {config.pretrained}: not weights of {config.model}: {wrong[0]} is"
             f" {'missing' if wrong[0] not in weights else 'of another shape'}"
             f" ({len(wrong)} of {len(own)} tensors).",
-            "Give the weights of the same timm model and image size, or pretrained=none.",
+            "Give the weights of the same timm model, or pretrained=none.",
         )
     model.load_state_dict({**own, **fits})
+
+
+def _as_timm(model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Weights with timm's names, position embeddings resized to the model's image size."""
+    own = model.state_dict()
+    if all(name in own and own[name].shape == weights[name].shape for name in weights):
+        return weights
+    convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    try:
+        return convert(dict(weights), model) if convert is not None else weights
+    except Exception:  # of other weights than it knows it may raise anything
+        return weights
 
 
 def _from_hub(config: ImagesConfig) -> Mapping[str, Tensor]:
@@ -131,14 +145,7 @@ def _from_file(path: Path) -> Mapping[str, Tensor]:
             "Give none, timm, or a .safetensors or .pth file.",
         )
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            weights: Mapping[str, Tensor] = load_file(path)
-            return weights
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-        for key in ("state_dict_ema", "state_dict", "model"):
-            loaded = loaded[key] if isinstance(loaded.get(key), Mapping) else loaded
+        loaded = load_state_dict(str(path), weights_only=True)
         return {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
     except Exception as error:  # a damaged file raises anything
         raise DataError(
@@ -153,13 +160,12 @@ def layer_groups(
 ) -> Sequence[ParameterGroup]:
     """timm's groups: no decay for norms, biases and what the model names; with `layer_decay` below
     1 each layer's rate is that times the next one's."""
-    plain = getattr(model, "module", model)
-    named = getattr(plain, "no_weight_decay", None)
+    named = getattr(model, "no_weight_decay", None)
     spared = named() if named is not None else ()
     if layer_decay == 1:
-        groups = param_groups_weight_decay(plain, weight_decay, no_weight_decay_list=spared)
+        groups = param_groups_weight_decay(model, weight_decay, no_weight_decay_list=spared)
     else:
         groups = param_groups_layer_decay(
-            plain, weight_decay, no_weight_decay_list=spared, layer_decay=layer_decay
+            model, weight_decay, no_weight_decay_list=spared, layer_decay=layer_decay
         )
     return [ParameterGroup(g["params"], g["weight_decay"], g.get("lr_scale", 1.0)) for g in groups]
