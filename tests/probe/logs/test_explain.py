@@ -224,8 +224,9 @@ def test_torchrun_with_a_rank_that_dies(tmp_path):
 
 
 # -- fuzz ------------------------------------------------------------------------------------------
-def fuzz(path, count: int, seed: int) -> None:
-    draw = random.Random(seed)
+@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_fuzzed_logs(count, tmp_path):
+    draw, path = random.Random(count), tmp_path / "log"
     texts = list(LOGS.values())
     for _ in range(count):
         text = "\n".join(draw.choice(texts) for _ in range(3))
@@ -247,12 +248,3 @@ def fuzz(path, count: int, seed: int) -> None:
         with suppress(DataError):
             log = explain(path)
             assert all(1 <= e.line <= log.lines for e in log.explanations)
-
-
-def test_fuzzed_logs(tmp_path):
-    fuzz(tmp_path / "log", 100, seed=1)
-
-
-@pytest.mark.slow
-def test_fuzzed_logs_at_length(tmp_path):
-    fuzz(tmp_path / "log", 10_000, seed=2)
