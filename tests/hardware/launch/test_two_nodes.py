@@ -4,9 +4,9 @@ import json
 import shutil
 import subprocess
 import time
-from contextlib import contextmanager
 
 import pytest
+from disks import mounted
 from runs import ROOT, latest, parameters, relative_difference, result, tpukit
 from two_nodes import FOREVER, TRAIN, TwoNodes, ended, wait_for_checkpoint
 
@@ -124,31 +124,18 @@ def test_run_folders_that_are_not_shared_never_resume_silently(nodes, tmp_path):
         assert code != 0 and "All hosts must share the run folder" in told
 
 
-@contextmanager
-def small_disk(folder, size):
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if subprocess.call(mount, stderr=subprocess.DEVNULL):
-        pytest.skip("mounting a small tmpfs is not permitted here")
-    try:
-        yield
-    finally:
-        subprocess.check_call(["umount", "-l", str(folder)])
-
-
 def test_a_full_disk_on_the_first_node_is_told_on_the_other(nodes, tmp_path):
     """The first node's rank writes the checkpoints."""
-    with small_disk(tmp_path / "disk", "2m"):
+    with mounted(tmp_path / "disk", "size=2m") as disk:
         arguments = [*TRAIN, "--max-steps", "200", "--set", "width=6000", "--results-dir"]
-        told = nodes.both(*arguments, tmp_path / "disk" / "run")
+        told = nodes.both(*arguments, disk / "run")
         assert all(code != 0 for code, _ in told)
         assert all("could not be written" in text for _, text in told), told
 
 
 def test_a_full_disk_on_the_second_node_is_told_on_the_first(nodes, tmp_path):
     """Its ranks write their logs there, in a run folder that is not shared."""
-    disk = tmp_path / "disk"
-    with small_disk(disk, "64k"):
+    with mounted(tmp_path / "disk", "size=64k") as disk:
         (disk / "filler").write_bytes(b"x" * 60_000)
         arguments = [*TRAIN, "--max-steps", "20", "--results-dir"]
         started = [nodes.start(0, *arguments, tmp_path / "run"),
