@@ -26,8 +26,7 @@ from runs import (
 
 from tpukit.io import interrupts
 
-STUCK = f"{SUPPORT / 'stuck_task.py'}:Stuck"
-SLOW_SAVING = f"{SUPPORT / 'slow_saving.py'}:SlowSaving"
+STUCK, SLOW_SAVING = (TINY.replace(":Tiny", f":{name}") for name in ("Stuck", "SlowSaving"))
 BASE = [
     "train", "--task", TINY, "--hw", "cpu", "--max-steps", "400", "--log-every", "5",
     "--ckpt-every", "1000", "--num-workers", "0", "--set", "pause=0.1",

@@ -8,7 +8,8 @@ from typing import Any
 def read_cases(test: str) -> dict[str, Any]:
     """The tables of the file beside `test`, in which `{NAME}` stands for a text of `[texts]`."""
     tables = tomllib.loads(Path(test).with_suffix(".toml").read_text(encoding="utf-8"))
-    return {name: filled(table, tables["texts"]) for name, table in tables.items()}
+    texts = tables.get("texts", {})
+    return {name: filled(table, texts) for name, table in tables.items()}
 
 
 def filled(value: Any, texts: dict[str, str]) -> Any:
@@ -17,6 +18,7 @@ def filled(value: Any, texts: dict[str, str]) -> Any:
         return {name: filled(inner, texts) for name, inner in value.items()}
     if isinstance(value, list):
         return [filled(inner, texts) for inner in value]
-    for name, text in reversed(texts.items()):
-        value = value.replace(f"{{{name}}}", text)
+    if isinstance(value, str):
+        for name, text in reversed(texts.items()):
+            value = value.replace(f"{{{name}}}", text)
     return value

@@ -55,9 +55,16 @@ def run(
     if ranks > 1 or can_set(stack, variables):
         return completed(argv, stack, variables, cwd, timeout, ranks)
     assert ranks == 1, variables
+    return python(*words, env=env, cwd=cwd, timeout=timeout)
+
+
+def python(
+    *words: object, env: dict[str, str] | None = None, timeout: float = 300, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """A new process of Python, its output captured; `options` as of `subprocess.run`."""
     return subprocess.run(
-        [sys.executable, *words], env=variables, cwd=cwd, timeout=timeout, capture_output=True,
-        text=True, check=False,
+        [sys.executable, *map(str, words)], env=environment(env), timeout=timeout,
+        capture_output=True, text=True, check=False, **options,
     )  # fmt: skip
 
 
@@ -217,6 +224,13 @@ def wait_until(
 def wait_for_end(mark: str, seconds: float = 60) -> None:
     """Returns once no process with this mark is left."""
     wait_until(lambda: not marked_processes(mark), seconds=seconds)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and is no zombie, which waits to be collected."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def has_open(pid: int, mark: str) -> bool:

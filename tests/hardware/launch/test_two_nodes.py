@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import subprocess
 import time
 
 import pytest
 from disks import mounted
 from runs import ROOT, latest, parameters, relative_difference, result, tpukit
-from two_nodes import FOREVER, TRAIN, TwoNodes, ended, wait_for_checkpoint
+from two_nodes import FOREVER, TRAIN, TwoNodes, ended, joined, wait_for_checkpoint
 
 from tpukit import __version__
 
@@ -17,12 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def nodes():
-    try:
-        pair = TwoNodes()
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("network namespaces are not permitted here")
-    yield pair
-    pair.close()
+    with joined(TwoNodes) as pair:
+        yield pair
 
 
 @pytest.mark.parametrize("shard", [[], ["--shard"]], ids=["ddp", "shards"])
@@ -56,8 +51,7 @@ def test_two_nodes_evaluate_and_predict_as_one_process(nodes, tmp_path):
 
 def test_a_killed_node_ends_the_other_and_both_resume(nodes, tmp_path):
     run = tmp_path / "run"
-    started = [nodes.start(node, *TRAIN, *FOREVER, "--results-dir", run) for node in (0, 1)]
-    wait_for_checkpoint(run)
+    started = nodes.training(run, *TRAIN, *FOREVER)
     nodes.kill(1)
     code, told = ended(started[0], 60)
     assert code != 0 and "the connection to another rank was lost" in told
@@ -70,9 +64,7 @@ def test_a_killed_node_ends_the_other_and_both_resume(nodes, tmp_path):
 
 
 def test_a_link_cut_for_good_ends_both_within_the_timeout(nodes, tmp_path):
-    run, arguments = tmp_path / "run", [*TRAIN, *FOREVER, "--collective-timeout", "20s"]
-    started = [nodes.start(node, *arguments, "--results-dir", run) for node in (0, 1)]
-    wait_for_checkpoint(run)
+    started = nodes.training(tmp_path / "run", *TRAIN, *FOREVER, "--collective-timeout", "20s")
     nodes.link("down")
     for code, told in [ended(process, 120) for process in started]:
         assert code != 0 and "the connection to another rank was lost" in told
@@ -80,8 +72,7 @@ def test_a_link_cut_for_good_ends_both_within_the_timeout(nodes, tmp_path):
 
 def test_a_link_cut_for_thirty_seconds_is_waited_for(nodes, tmp_path):
     run = tmp_path / "run"
-    started = [nodes.start(node, *TRAIN, *FOREVER, "--results-dir", run) for node in (0, 1)]
-    before = wait_for_checkpoint(run)
+    started = nodes.training(run, *TRAIN, *FOREVER)
     nodes.link("down")
     time.sleep(30)
     before = (run / "checkpoints" / "latest").read_text()

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 from cases import read_cases
-from moved_scripts import SCRIPTS
 from runs import SUPPORT, environment, tpukit
 from scanned import ids
 
@@ -15,6 +14,7 @@ from tpukit.knowledge.calls import moves_to_torch_tpu
 from tpukit.probe.lint.fix import plan_fix
 
 CASES = read_cases(__file__)
+SCRIPTS = CASES["scripts"]
 
 
 def moves(code: str) -> list[str]:

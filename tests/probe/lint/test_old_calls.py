@@ -3,11 +3,10 @@
 import importlib
 import inspect
 import json
-import subprocess
-import sys
 
 import pytest
 from cases import read_cases
+from runs import last_json, printed, python
 from scanned import findings, ids
 
 from tpukit.knowledge.calls import old_calls
@@ -82,7 +81,7 @@ def test_comments_behind_an_import_that_stays_open_are_read_once():
     code = "import torch\n# eig\nimport (\n" + "# a comment of some words\n" * 40
     look = f"from tpukit.probe.lint.prefilter import may_concern\nmay_concern({code.encode()!r})"
     # Reading each comment in every way it can be split would take years.
-    subprocess.run([sys.executable, "-c", look], check=True, timeout=120)
+    printed(python("-c", look, timeout=120))
 
 
 def test_a_short_name_inside_words_is_not_worth_parsing():
@@ -133,9 +132,8 @@ def test_advice_is_about_what_stands_there():
 
 # -- the table against the packages that are installed ------------------------------------------
 WRONG_STATUSES = """
-import os, sys
+import importlib, json, os, sys
 os.environ["PJRT_DEVICE"] = "CPU"
-import importlib
 from tpukit.knowledge.calls import old_calls
 
 def there(name):
@@ -159,7 +157,7 @@ for row in old_calls():
             package = name.partition(".")[0]
             if package == sys.argv[1] and there(name) == (row.status == "removed"):
                 wrong.append((row.status, name))
-print(wrong)
+print(json.dumps(wrong))
 """
 
 
@@ -168,12 +166,7 @@ print(wrong)
     "package", ["timm", "numpy", pytest.param("torch_xla", marks=pytest.mark.xla)]
 )
 def test_rows_are_true_of_the_installed_release(package):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WRONG_STATUSES, package],
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert last_json(python("-W", "ignore", "-c", WRONG_STATUSES, package)) == []
 
 
 def test_torch_rows_are_true_of_the_installed_release():

@@ -33,69 +33,30 @@ def test_a_text_that_only_looks_like_a_family():
     assert [(id, text) for text, id in near if explained(text)[0].id != id] == []
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("AttributeError: 'DataFrame' object has no attribute 'append'", "Instead: pd.concat"),
-        ("ImportError: cannot import name 'simps' from 'scipy.integrate'", "Instead: simpson"),
-        ("TypeError: XGBModel.fit() got an unexpected keyword argument 'early_stopping_rounds'", "xgboost 2.1 has it no more"),
-        ("AttributeError: module 'torch.library' has no attribute 'register_fake'", "since torch 2.4"),
-        ("TypeError: OneHotEncoder.__init__() got an unexpected keyword argument 'sparse'", "sklearn 1.4 has it no more"),
-        ("ModuleNotFoundError: No module named 'torchvision.transforms.functional_tensor'", "torchvision 0.17 has it no more"),
-        ("AttributeError: 'LitModel' object has no attribute 'speed'", "install the release"),
-        ("AttributeError: type object 'frob._enums.Mode' has no attribute 'FAST'", "install the `frob` that it was written for"),
-        ("ModuleNotFoundError: No module named 'faiss'", "`python -m pip install faiss-cpu`"),
-        ("ValueError: --frob requires a newer GPU", "With `--frob` the program needs a newer GPU"),
-        (KEYS.format("model.", "model.", "", "", ""), "differ by the prefix `model.`, which those of the file lack"),
-        (KEYS.format("", "", ', "a.b.c"' * 60, "_orig_mod.", "_orig_mod."), "Strip `_orig_mod.`"),
-        (KEYS.format("enc.layers.1.", "enc.layers.2.", "", "", ""), "these are another model's weights".capitalize()),
-        ("ImportError: cannot import name 'is_offline_mode' from 'huggingface_hub'", "'huggingface_hub>=1.2'` (then `pip check`)"),
-        ("ptxas-blackwell fatal   : Value 'sm_110a' is not defined for option 'gpu-name'", "`TRITON_PTXAS_BLACKWELL_PATH`"),
-        ("Unsupported global: GLOBAL a.B was not an allowed global by default. weights_only", "add_safe_globals([a.B])`"),
-        ("_pickle.UnpicklingError: Weights only load failed. This file can", "add_safe_globals([...])`"),
-        ("Ran out of memory in memory space vmem. Used 65.05M of 64.00M vmem.", "a higher limit than 64.00M"),
-        ("E1 cuda_dnn.cc:456] Loaded runtime CuDNN library: 9.1.1 but source was compiled with: 9.8.0.", "at least 9.8.0"),
-        ("WARNING: Torch 2.9 is not supported. Supported: 2.8", "Install Torch 2.8"),
-    ],
-)  # fmt: skip
-def test_names_of_general_libraries(text, said):
-    first = explained(text)[0]
-    assert said in f"{first.cause} {first.fix}"
+def test_the_words_that_an_explanation_must_have():
+    said = {
+        KEYS.format(
+            "model.", "model.", "", "", ""
+        ): "differ by the prefix `model.`, which those of the file lack",
+        KEYS.format("", "", ', "a.b.c"' * 60, "_orig_mod.", "_orig_mod."): "Strip `_orig_mod.`",
+        KEYS.format(
+            "enc.layers.1.", "enc.layers.2.", "", "", ""
+        ): "these are another model's weights".capitalize(),
+        **CASES["words"],
+    }
+    for text, words in said.items():
+        first = explained(text)[0]
+        assert words in f"{first.cause} {first.fix}", text
 
 
-@pytest.mark.parametrize(
-    ("message", "id"),
-    [("ImportError: flash-attn is not installed. Please install it, e.g., `pip install flash-attn`.", "flash-attention-rejected"),
-     ("ValueError: Triton needs to be installed to use frob's kernels", "triton-failed"),
-     ("AssertionError: Triton sparse frob requires d_v divisible by 128, got 8", "triton-failed"),
-     ("RuntimeError: Cannot find CUTLASS headers required for JIT compilation. Please install flashinfer", "kernel-refuses"),
-     ("RuntimeError: use_te_rng_tracker requires TransformerEngine version >= 1.5", "kernel-refuses"),
-     ("ValueError: --enable-frob requires tp_size > 1: there is no sequence to shard across a single TP rank.", "spmd-failed")],
-)  # fmt: skip
-def test_what_is_needed_for_a_kernel_is_not_a_kernel_that_failed(message, id):
-    first = explained(TB + LIBRARY.format("frob/core.py", "f") + message)[0]
-    assert first.id != id and first.role == "cause"
+def test_what_is_needed_for_a_kernel_is_not_a_kernel_that_failed():
+    for message, id in CASES["not-a-kernel"].items():
+        first = explained(TB + LIBRARY.format("frob/core.py", "f") + message)[0]
+        assert first.id != id and first.role == "cause", message
 
 
-@pytest.mark.parametrize(
-    "log",
-    ["A matching Triton is not available, some optimizations will not be enabled.\n"
-     "Error caught was: No module named 'triton'",
-     "WARNING: Could not import frobs: No module named 'frobs'",
-     "Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.\nMinimum and Maximum cuda capability "
-     "supported by this version of PyTorch is (8.0) - (12.0)\nstep 1 loss 2.0",
-     "Failed to import frob: ValueError: odd thing here, falling back to eager\nstep 1 loss 2.0",
-     "* [bugfix] Fix failing test: RuntimeError: frob is odd", "fix: error on load: ValueError: frob",
-     "You may see an error: RuntimeError: frob is odd", "errors: ValueError: 3 of 40 files",
-     "[W1102 03:11:22.1 socket.cpp:755] [c10d] The client socket has failed to connect to [node11]:29500"
-     " (errno: 111 - Connection refused).\n[rank0]: NCCL version 2.27.5\nepoch 1 loss 0.2",
-     "frob 4.5 requires hub<1.0, but you have hub 1.0.0 which is incompatible.\nstep 1 loss 2.0",
-     "To use it, place the model files in /models/frob.\nstep 1 loss 2.0",
-     "An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not installed. "
-     "Falling back to cpu.\nstep 1 loss 2.0"],
-)  # fmt: skip
-def test_what_a_program_lives_without_is_no_cause(log):
-    assert causes(log) == []
+def test_what_a_program_lives_without_is_no_cause():
+    assert [log for log in CASES["survived"]["logs"] if causes(log)] == []
 
 
 def test_an_exception_of_a_library_is_explained_by_where_it_comes_from():
