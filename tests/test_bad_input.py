@@ -1,12 +1,10 @@
 """Bad input and usage: what is wrong, where, and what to do; no traceback, nothing lost."""
 
-import os
 import shutil
-import subprocess
-import time
 
 import pytest
-from runs import TINY, VIRTUAL_TPU, failure, here, latest, result, started, tpukit
+from disks import mounted
+from runs import TINY, VIRTUAL_TPU, failure, here, latest, result, started, tpukit, wait_until
 
 from tpukit.train.run_folder import RunFolder, locked
 
@@ -89,15 +87,14 @@ def test_hardware_that_is_not_there(tmp_path):
 
 
 @pytest.mark.xla
-def test_fp16_on_a_tpu_is_refused(tmp_path):
-    arguments = [*BASE, "--hw", "tpu", "--precision", "fp16"]
-    assert "bf16" in failure(tpukit(*arguments, cwd=tmp_path, env=VIRTUAL_TPU))
-
-
-@pytest.mark.xla
-def test_a_batch_that_does_not_divide_over_the_devices(tmp_path):
-    arguments = [*BASE, "--hw", "tpu", "--global-batch-size", "12"]
-    assert "8 or 16" in failure(tpukit(*arguments, cwd=tmp_path, env=VIRTUAL_TPU))
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--precision", "fp16"], "bf16"), (["--global-batch-size", "12"], "8 or 16")],
+    ids=["fp16", "batch"],
+)
+def test_what_eight_devices_of_a_tpu_cannot_do(tmp_path, options, said):
+    told = failure(tpukit(*BASE, "--hw", "tpu", *options, cwd=tmp_path, env=VIRTUAL_TPU))
+    assert said in told
 
 
 @pytest.mark.parametrize(
@@ -161,35 +158,17 @@ def test_a_checkpoint_of_another_size_or_task(finished):
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
+    """A file is in its way, or the file system is mounted read-only: root may write elsewhere."""
     (tmp_path / "file").write_text("in the way")
     told = failure(tpukit(*BASE, "--results-dir", tmp_path / "file" / "run"))
     assert "cannot be" in told and "--results-dir" in told
-
-
-def test_a_read_only_folder(tmp_path):
-    """Root may write anywhere but on a file system that is mounted read-only."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)]
-    if os.geteuid() != 0:
-        folder.chmod(0o500)
-    elif subprocess.call(mount, stderr=subprocess.DEVNULL):
-        pytest.skip("mounting is not permitted here")
-    try:
+    with mounted(tmp_path / "disk", "ro") as folder:
         told = failure(tpukit(*BASE, "--results-dir", folder / "run"))
         assert "cannot be" in told and "--results-dir" in told
-    finally:
-        if os.geteuid() == 0:
-            subprocess.check_call(["umount", str(folder)])
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(tmp_path):
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.call(mount, stderr=subprocess.DEVNULL):
-        pytest.skip("mounting a small tmpfs is not permitted here")
-    try:
+    with mounted(tmp_path / "disk", "size=2m") as folder:
         # A checkpoint takes 0.4 MB; some fit, all that are wanted do not.
         arguments = [*BASE, "--results-dir", folder / "run", "--set", "width=6000"]
         told = failure(tpukit(*arguments, "--ckpt-every", "1"), code=1)
@@ -197,8 +176,6 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path):
         kept = sorted(p.name for p in (folder / "run" / "checkpoints").glob("step-*"))
         assert kept and latest(folder / "run").name == kept[-1]
         assert not list((folder / "run" / "checkpoints").glob(".*partial"))
-    finally:
-        subprocess.check_call(["umount", str(folder)])
 
 
 def test_a_run_that_is_refused_removes_nothing_of_the_other(tmp_path):
@@ -215,9 +192,7 @@ def test_two_live_runs_in_one_folder(tmp_path):
     arguments = [*BASE, "--results-dir", tmp_path / "run", "--max-steps", "1000000",
                  "--set", "pause=0.05"]  # fmt: skip
     with started(*arguments) as first:
-        while not (tmp_path / "run" / "checkpoints" / "latest").exists():
-            assert first.poll() is None
-            time.sleep(0.05)
+        wait_until((tmp_path / "run" / "checkpoints" / "latest").exists, first)
         told = failure(tpukit(*arguments))
         assert f"process {first.pid}" in told and "--results-dir" in told
     summary = result(tpukit(*arguments, "--max-time", "1s", "--json"))

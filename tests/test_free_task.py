@@ -10,6 +10,7 @@ from runs import (
     VIRTUAL_TPU,
     failure,
     latest,
+    metrics,
     parameters,
     ranks_of,
     relative_difference,
@@ -49,10 +50,6 @@ def train(run: Path, arguments, env, steps=8, optimizer="Adam"):
     )
 
 
-def rows(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """One process on a CPU."""
@@ -64,13 +61,13 @@ def whole(tmp_path_factory):
 def test_the_hook_sees_each_line_of_the_log(whole):
     folder, _ = whole
     seen = [json.loads(line) for line in (folder / "seen").read_text().splitlines()]
-    assert seen == [{"kind": r["kind"], "step": r["step"]} for r in rows(folder / "run")]
+    assert seen == [{"kind": r["kind"], "step": r["step"]} for r in metrics(folder / "run")]
     assert len(seen) == 4
 
 
 def test_the_best_metric_decides(whole):
     folder, summary = whole
-    found = [r["valid_far_auc"] for r in rows(folder / "run") if r["kind"] == "valid"]
+    found = [r["valid_far_auc"] for r in metrics(folder / "run") if r["kind"] == "valid"]
     assert summary["best"]["far_auc"] == max(found)
     best = (folder / "run" / "checkpoints" / "best").read_text().strip()
     assert best == f"step-{4 * (1 + found.index(max(found))):08d}"
@@ -82,7 +79,7 @@ def test_any_hardware_ends_alike(tmp_path, whole, way):
     summary = train(tmp_path / "run", arguments, env)
     reference = whole[0] / "run"
     assert relative_difference(parameters(tmp_path / "run"), parameters(reference)) < 1e-4
-    for found, expected in zip(rows(tmp_path / "run"), rows(reference), strict=True):
+    for found, expected in zip(metrics(tmp_path / "run"), metrics(reference), strict=True):
         for name, value in expected.items():
             if name.startswith("valid") or name in ("loss", "lr"):
                 assert found[name] == pytest.approx(value, rel=1e-3), name

@@ -10,13 +10,23 @@ import time
 import uuid
 
 import pytest
-from kernels import kernel, wait_until
-from runs import MARK, SUPPORT, TINY, environment, latest, marked_processes, popen
+from kernels import kernel
+from runs import (
+    MARK,
+    SUPPORT,
+    TINY,
+    environment,
+    latest,
+    marked_processes,
+    metrics,
+    popen,
+    wait_for_end,
+    wait_until,
+)
 
 from tpukit.io import interrupts
 
-STUCK = f"{SUPPORT / 'stuck_task.py'}:Stuck"
-SLOW_SAVING = f"{SUPPORT / 'slow_saving.py'}:SlowSaving"
+STUCK, SLOW_SAVING = (TINY.replace(":Tiny", f":{name}") for name in ("Stuck", "SlowSaving"))
 BASE = [
     "train", "--task", TINY, "--hw", "cpu", "--max-steps", "400", "--log-every", "5",
     "--ckpt-every", "1000", "--num-workers", "0", "--set", "pause=0.1",
@@ -28,10 +38,6 @@ def has_logged(run):
     return lambda: (
         (run / "metrics.jsonl").exists() and '"train"' in (run / "metrics.jsonl").read_text()
     )
-
-
-def is_over(mark):
-    return lambda: not marked_processes(mark)
 
 
 def saved_step(run):
@@ -54,10 +60,9 @@ def test_an_interrupted_cell_saves_and_the_same_cell_goes_on(tmp_path):
         shown = cells.run(cell.replace("steps 400", "steps 20"))
         assert "Done: 20 steps" in shown
         assert "the checkpoint is written" in (run / "log.txt").read_text()
-        rows = (run / "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(row)["step"] for row in rows][-1] == saved_step(run) == 20
+        assert metrics(run)[-1]["step"] == saved_step(run) == 20
         assert not list(run.rglob("*.partial"))
-        wait_until(is_over(mark), 60)
+        wait_for_end(mark, 60)
 
 
 def test_other_commands_end_with_their_cell(tmp_path):
@@ -76,7 +81,7 @@ def test_other_commands_end_with_their_cell(tmp_path):
         ):
             shown = cells.run(f"!{sys.executable} -m tpukit {command}", interrupt_when=is_time)
             assert "Traceback" not in shown
-            wait_until(is_over(mark), 20)
+            wait_for_end(mark, 20)
     assert not list(tmp_path.glob("texts/*.csv"))
 
 
@@ -108,7 +113,7 @@ def test_a_closed_terminal_is_a_request_to_stop(tmp_path, devices):
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 128 + signal.SIGHUP
     assert 0 < saved_step(run) < 400
-    wait_until(is_over(mark), 10)
+    wait_for_end(mark, 10)
 
 
 @pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
@@ -123,7 +128,7 @@ def test_output_that_nobody_reads_is_a_request_to_stop(tmp_path, devices):
     assert process.wait(60) == 128 + signal.SIGPIPE
     assert "the checkpoint is written" in process.stderr.read()
     assert 0 < saved_step(run) < 400
-    wait_until(is_over(mark), 10)
+    wait_for_end(mark, 10)
 
 
 def test_further_signals_do_not_break_the_saving(tmp_path):
@@ -146,7 +151,7 @@ def test_a_signal_to_every_process_of_a_run_saves(tmp_path):
         each.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM, process.stderr.read()
     assert len(all_of_it) > 2 and 0 < saved_step(run) < 400
-    wait_until(is_over(mark), 10)
+    wait_for_end(mark, 10)
 
 
 @pytest.mark.slow
@@ -223,4 +228,4 @@ def test_a_second_interrupt_ends_a_run_whose_main_thread_sees_none(tmp_path, dev
         time.sleep(interrupts.IMPATIENT_SECONDS + 1)
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 128 + signal.SIGINT
-    wait_until(is_over(mark), 20)
+    wait_for_end(mark, 20)

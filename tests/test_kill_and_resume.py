@@ -1,7 +1,6 @@
 """Killed at any moment and resumed, a run ends in the same bytes as one that was never stopped."""
 
 import json
-import time
 import uuid
 
 import pytest
@@ -10,11 +9,12 @@ from runs import (
     SUPPORT,
     TINY,
     VIRTUAL_TPU,
+    killed_sessions,
     latest,
-    marked_processes,
+    metrics,
     same_bytes,
-    script,
     tpukit,
+    wait_for_end,
 )
 
 KILLS = [
@@ -28,27 +28,15 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-def run_killed(run, hw, kills, env, tmp_path, ranks=1, arguments=ARGUMENTS):
+def run_killed(run, hw, kills, env, tmp_path, arguments=ARGUMENTS):
     """The same command again and again, killed at each moment in turn, then left alone."""
-    argv = [*arguments, "--hw", *hw, "--results-dir", str(run)]
-    plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps([{"argv": argv, "at": at, "ranks": ranks} for at in [*kills, None]]))
+    argv = [*arguments, "--hw", *hw, "--results-dir", run]
     mark = uuid.uuid4().hex
-    done = script("killed_run.py", plan, env={**env, MARK: mark}, timeout=800)
-    assert done.returncode == 0, done.stderr[-3000:]
-    statuses = json.loads(done.stdout.splitlines()[-1])
-    assert statuses[-1] == 0, done.stderr[-3000:]
-    assert_nothing_left(mark)
-    return statuses[:-1]
-
-
-def assert_nothing_left(mark):
-    """Loading workers notice within a moment that their process is gone."""
-    for _ in range(50):
-        if not marked_processes(mark):
-            return
-        time.sleep(0.1)
-    raise AssertionError(marked_processes(mark))
+    sessions = [(argv, at) for at in (*kills, None)]
+    *statuses, last = killed_sessions(tmp_path, sessions, {**env, MARK: mark})
+    assert last == 0
+    wait_for_end(mark, 5)  # DataLoader workers notice within a moment
+    return statuses
 
 
 @pytest.mark.timeout(900)
@@ -82,8 +70,7 @@ def scaler(run):
 
 def steps_in_log(run):
     """What was logged at which step: nothing is missing and nothing is there twice."""
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [(row["step"], row["kind"], row.get("loss")) for row in map(json.loads, lines)]
+    return [(row["step"], row["kind"], row.get("loss")) for row in metrics(run)]
 
 
 RANK_KILLS = ["step:3:1", "half:2:0"]
@@ -105,7 +92,7 @@ def test_two_ranks_killed_end_in_the_same_bytes(tmp_path, kills):
     hw = ["cpu", "--devices", "2"]
     done = tpukit(*ARGUMENTS, "--hw", *hw, "--results-dir", whole)
     assert done.returncode == 0, done.stderr[-3000:]
-    statuses = run_killed(killed, hw, kills, {}, tmp_path, ranks=2)
+    statuses = run_killed(killed, hw, kills, {}, tmp_path)
     assert statuses.count(9) == len(kills), f"every session must have been killed: {statuses}"
     assert same_bytes(killed, whole)
 
@@ -120,20 +107,20 @@ STREAM = [
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("hw", "env", "ranks", "kills"),
+    ("hw", "env", "kills"),
     [
-        (["cpu"], {}, 1, ["step:3", "half:2", "fsync:4", "evaluate:1", "step:4"]),
-        (["cpu", "--devices", "2"], {}, 2, ["step:3:1", "half:2:0", "step:4:0"]),
-        pytest.param(["tpu"], VIRTUAL_TPU, 1, ["half:2", "step:3"], marks=pytest.mark.xla),
+        (["cpu"], {}, ["step:3", "half:2", "fsync:4", "evaluate:1", "step:4"]),
+        (["cpu", "--devices", "2"], {}, ["step:3:1", "half:2:0", "step:4:0"]),
+        pytest.param(["tpu"], VIRTUAL_TPU, ["half:2", "step:3"], marks=pytest.mark.xla),
     ],
     ids=["cpu", "two-ranks", "xla"],
 )
-def test_a_stream_with_an_optimizer_of_its_own_killed(tmp_path, hw, env, ranks, kills):
+def test_a_stream_with_an_optimizer_of_its_own_killed(tmp_path, hw, env, kills):
     """24 steps of 16 samples over passes of 40, so nearly every kill is in the middle of one."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = tpukit(*STREAM, "--hw", *hw, "--results-dir", whole, env=env)
     assert done.returncode == 0, done.stderr[-3000:]
-    statuses = run_killed(killed, hw, kills, env, tmp_path, ranks, STREAM)
+    statuses = run_killed(killed, hw, kills, env, tmp_path, STREAM)
     assert statuses.count(9) == len(kills), statuses
     assert same_bytes(killed, whole)
     assert (latest(killed) / "stream.pt").read_bytes() == (latest(whole) / "stream.pt").read_bytes()

@@ -1,11 +1,9 @@
 """What must be quick imports nothing heavy."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-from runs import ROOT, environment
+from runs import ROOT, printed, python
 
 HEAVY = {"torch", "torch_xla", "accelerate", "timm", "jax", "matplotlib", "transformers", "scipy"}
 SCRIPT = """
@@ -34,12 +32,7 @@ def imported(tmp_path_factory):
     (folder / "old.py").write_text("import torch_xla.core.xla_model as xm\nxm.mark_step()\n")
     (folder / "log").write_text("CUDA out of memory. Tried to allocate 2.00 GiB\n")
     lines = json.dumps([line.split() for line in LINES])
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, lines], cwd=folder,
-        env=environment({"PYTHONPATH": str(ROOT)}), capture_output=True, text=True, check=False,
-        timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    printed(python("-c", SCRIPT, lines, cwd=folder, env={"PYTHONPATH": str(ROOT)}))
     return {
         line: json.loads((folder / str(number)).read_text()) for number, line in enumerate(LINES)
     }
@@ -55,12 +48,8 @@ def test_nothing_heavy_is_imported(imported, line):
 
 
 def test_completion_imports_nothing_heavy():
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "tpukit"],
-        env=environment({"_TPUKIT_COMPLETE": "complete_bash", "COMP_WORDS": "tpukit tr",
-                         "COMP_CWORD": "1"}),
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    asked = {"_TPUKIT_COMPLETE": "complete_bash", "COMP_WORDS": "tpukit tr", "COMP_CWORD": "1"}
+    done = python("-X", "importtime", "-m", "tpukit", env=asked)
     assert "train" in done.stdout
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     assert not HEAVY & imported
@@ -71,4 +60,4 @@ def test_workers_that_read_data_import_no_torch():
     functions = ("eit.data.samples", "eit.generate", "summarize.data.token_cache")
     modules = ", ".join(f"tpukit.tasks.{name}" for name in functions)
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], env=environment(), cwd=ROOT, check=True)
+    printed(python("-c", code, cwd=ROOT))

@@ -1,11 +1,9 @@
 """What a run keeps out of its process: TensorFlow, compile workers, libraries' notices."""
 
 import os
-import subprocess
-import sys
 
 import pytest
-from runs import ROOT, VIRTUAL_TPU, environment
+from runs import ROOT, VIRTUAL_TPU, python
 
 NOTICED = """
 import os, sys
@@ -36,12 +34,9 @@ def test_training_imports_no_tensorflow_and_starts_no_compile_workers(tmp_path, 
     task = tmp_path / "noticed.py"
     task.write_text(NOTICED.format(support=str(ROOT / "tests" / "support")))
     paths = [str(fake.parent), *os.environ.get("PYTHONPATH", str(ROOT)).split(os.pathsep)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tpukit", "train", "--task", f"{task}:Tiny", "--hw", hw,
-         "--max-steps", "6", "--log-every", "2", "--results-dir", str(tmp_path / "run")],
-        env=environment({**variables, "PYTHONPATH": os.pathsep.join(paths)}),
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    words = ["train", "--task", f"{task}:Tiny", "--hw", hw, "--max-steps", 6, "--log-every", 2]
+    env = {**variables, "PYTHONPATH": os.pathsep.join(paths)}
+    done = python("-m", "tpukit", *words, "--results-dir", tmp_path / "run", env=env)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "arning" not in done.stderr and len(done.stderr.splitlines()) < 10, done.stderr
     assert list((tmp_path / "run").glob("events.out.tfevents.*"))

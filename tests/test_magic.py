@@ -2,14 +2,13 @@
 
 import base64
 import re
-import time
 import uuid
 from types import SimpleNamespace
 
 import pytest
 from kernels import error_of, execute, notebook_of, printed, shown
 from nbclient.exceptions import DeadKernelError
-from runs import MARK, latest, marked_processes
+from runs import MARK, latest, wait_for_end
 
 from tpukit.commands.reports.inline import (
     metrics_table,
@@ -182,20 +181,13 @@ def test_show_displays_a_table_and_every_picture(cells):
     assert printed(cells["show"]) == ""
 
 
-def assert_nothing_left(mark, seconds=60):
-    end = time.monotonic() + seconds
-    while left := marked_processes(mark):
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
-
-
 def test_a_killed_kernel_ends_its_training_which_saves(place):
     """The run has far to go; it ends because its kernel does."""
     mark = uuid.uuid4().hex
     train = TRAIN.replace("{2 * STEPS}", "1000000").replace("results-dir run", "results-dir orphan")
     with pytest.raises(DeadKernelError):
         execute(notebook_of(CELLS["load"], train), place, {"KERNEL_DIES_AT": "4", MARK: mark})
-    assert_nothing_left(mark)
+    wait_for_end(mark)
     assert latest(place / "orphan").name > "step-00000003"
 
 

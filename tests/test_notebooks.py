@@ -18,7 +18,7 @@ import transformers
 from competitions import SHARES, image_competition
 from kernels import error_of, execute, notebook_of, printed, shown
 from PIL import Image
-from runs import ROOT, SUPPORT, VIRTUAL_TPU, result, tpukit
+from runs import ROOT, SUPPORT, VIRTUAL_TPU, metrics, result, tpukit
 from timm.data import create_transform, resolve_data_config
 from tiny_bert import write_bert, write_texts
 from tiny_qwen import write_qwen
@@ -302,8 +302,7 @@ def test_the_pages_image_competition_ends_in_a_submission(tmp_path):
     assert head.count("image_id,star,cross,circle") == 2
     # 122 images to train on, 16 a step: an epoch is 7.6 steps.
     run = tmp_path / "work/images"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "valid_loss" in line] == [8, 16]
+    assert [row["step"] for row in metrics(run) if "valid_loss" in row] == [8, 16]
     sample, ids = competition.sample.read_text().splitlines(), [*competition.answers]
     rows = list(csv.DictReader((tmp_path / "work/submission.csv").open()))
     assert ",".join(rows[0]) == sample[0]

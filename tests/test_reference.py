@@ -1,10 +1,10 @@
 """docs/reference.md is what scripts/reference.py writes of the code."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from runs import printed, python
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,6 +50,4 @@ def test_every_method_of_task_is_in_one_phase(reference):
 
 def test_it_is_written_without_torch():
     code = "import sys; sys.path.insert(0, 'scripts'); import reference; reference.page();"
-    subprocess.run(
-        [sys.executable, "-c", f"{code} assert 'torch' not in sys.modules"], cwd=ROOT, check=True
-    )
+    printed(python("-c", f"{code} assert 'torch' not in sys.modules", cwd=ROOT))

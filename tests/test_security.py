@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from runs import ROOT, TINY, environment, failure, result, started, tpukit
+from runs import ROOT, TINY, environment, failure, result, started, tpukit, wait_until
 
 from tpukit.errors import TpukitError, UsageError
 from tpukit.hardware.host import Host
@@ -41,9 +40,7 @@ def training(folder, *options):
     """A run that trains on, from its first checkpoint."""
     words = [*TRAIN, "--max-steps", 1000000, "--set", "pause=0.1", "--results-dir", folder]
     with started(*words, *options) as process:
-        while not (folder / "checkpoints" / "latest").exists():
-            assert process.poll() is None
-            time.sleep(0.1)
+        wait_until((folder / "checkpoints" / "latest").exists, process)
         yield psutil.Process(process.pid)
         process.send_signal(signal.SIGTERM)
         process.wait(60)

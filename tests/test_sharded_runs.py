@@ -1,10 +1,8 @@
 """`--shard` over two ranks of the CPU, through a kill, a resume, `test` and `predict`."""
 
-import json
-
 import numpy as np
 import pytest
-from runs import TINY, parameters, relative_difference, result, script, tpukit
+from runs import TINY, killed_sessions, parameters, relative_difference, result, tpukit
 
 TASKS = {
     "eit": ["train", "--preset", "quick", "--global-batch-size", "4"],
@@ -23,19 +21,14 @@ DATA = {
 ONE, TWO = ["--hw", "cpu"], ["--hw", "cpu", "--devices", "2", "--shard"]
 
 
-def session(argv, at=None, ranks=1):
-    return {"argv": [str(argument) for argument in argv], "at": at, "ranks": ranks}
-
-
 def used(task, run, data, out, hardware):
     """Both commands on a trained run."""
     predicted = out / ("predicted.npz" if task == "eit" else "predicted.csv")
     given = ["--run", run, "--data-path", data, *hardware]
-    lines = [
-        ["test", *given, "--limit", "4", "--out", out / "tested"],
-        ["predict", *given, "--out", predicted],
+    return [
+        (["test", *given, "--limit", "4", "--out", out / "tested"], None),
+        (["predict", *given, "--out", predicted], None),
     ]
-    return [session(argv, ranks=1 if hardware is ONE else 2) for argv in lines]
 
 
 def check_answers(found, expected, tolerance):
@@ -71,17 +64,14 @@ def test_a_sharded_run_is_trained_killed_resumed_tested_and_predicted(tmp_path, 
     train += ["--accumulate", "1", "--precision", "fp32", "--num-workers", "0"]
     in_shards = [*train, *TWO, "--results-dir", sharded]
     plan = [
-        session([*train, *ONE, "--results-dir", whole]),
+        ([*train, *ONE, "--results-dir", whole], None),
         *used(task, whole, data, tmp_path / "expected", ONE),
-        session(in_shards, at="step:3:1", ranks=2),
-        session(in_shards, ranks=2),
+        (in_shards, "step:3:1"),
+        (in_shards, None),
         *used(task, sharded, data, tmp_path / "unsharded", ONE),
         *used(task, sharded, data, tmp_path / "found", TWO),
     ]
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    done = script("killed_run.py", tmp_path / "plan.json", env=env, timeout=500)
-    statuses = json.loads(done.stdout.splitlines()[-1])
-    assert statuses == [0, 0, 0, 9, 0, 0, 0, 0, 0], done.stderr[-3000:]
+    assert killed_sessions(tmp_path, plan, env) == [0, 0, 0, 9, 0, 0, 0, 0, 0]
     assert relative_difference(parameters(sharded), parameters(whole)) < 1e-4
     check_answers(tmp_path / "found", tmp_path / "unsharded", 1e-6)
     check_answers(tmp_path / "found", tmp_path / "expected", 1e-3)

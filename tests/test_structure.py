@@ -2,19 +2,16 @@
 
 import ast
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from runs import python
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "structure.py"
 
 
 def test_the_counts_are_those_of_the_sources():
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--json"], capture_output=True, text=True, check=True
-    )
-    found = json.loads(done.stdout)
+    found = json.loads(python(SCRIPT, "--json").stdout)
     files = [*(ROOT / "tpukit").rglob("*.py")]
     assert found["files"]["package"] == len(files)
     assert found["lines"]["package"] == sum(len(f.read_text().splitlines()) for f in files)

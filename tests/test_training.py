@@ -1,6 +1,5 @@
 """What a training run leaves, how it stops, how it goes on: through the command line."""
 
-import json
 import shutil
 import signal
 import sys
@@ -14,12 +13,14 @@ from runs import (
     VIRTUAL_TPU,
     failure,
     latest,
+    metrics,
     parameters,
     relative_difference,
     result,
     same_bytes,
     started,
     tpukit,
+    wait_until,
 )
 
 BASE = ["train", "--task", TINY, "--hw", "cpu", "--log-every", "5", "--ckpt-every", "10"]
@@ -31,10 +32,6 @@ def whole(tmp_path_factory):
     run = tmp_path_factory.mktemp("whole") / "run"
     summary = result(tpukit(*BASE, "--max-steps", "40", "--results-dir", run, "--json"))
     return run, summary
-
-
-def metrics(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_the_run_folder_holds_everything(whole):
@@ -100,9 +97,8 @@ def test_a_signal_writes_a_checkpoint_and_tells_how_to_go_on(
     run = tmp_path / "run"
     arguments = [*BASE, "--max-steps", "40", "--results-dir", str(run), "--devices", devices]
     with started(*arguments, "--set", "pause=0.2") as process:
-        while "step" not in (run / "log.txt").read_text() if (run / "log.txt").exists() else True:
-            assert process.poll() is None
-            time.sleep(0.05)
+        log = run / "log.txt"
+        wait_until(lambda: log.exists() and "step" in log.read_text(), process)
         time.sleep(1)
         process.send_signal(number)
         status = process.wait(60)

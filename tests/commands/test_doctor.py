@@ -1,12 +1,10 @@
 """`tpukit doctor` as a user runs it: text, JSON, exit codes, options that do not go together."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from known_logs import LOGS
-from runs import environment, here, tpukit
+from runs import here, python, tpukit
 
 from tpukit.commands.reports.machine import check_lines
 from tpukit.probe.machine.checks import Result
@@ -209,11 +207,7 @@ def test_explanation_of_a_file(tmp_path):
 
 
 def test_explanation_from_a_pipe():
-    done = subprocess.run(
-        [sys.executable, "-m", "tpukit", "doctor", "--explain", "-"],
-        input=LOGS["address-in-use"], env=environment(), capture_output=True, text=True,
-        check=False, timeout=60,
-    )  # fmt: skip
+    done = python("-m", "tpukit", "doctor", "--explain", "-", input=LOGS["address-in-use"])
     assert done.returncode == 1
     assert "--master-port" in done.stdout
 
@@ -271,10 +265,7 @@ def test_error_boundary_explains_what_is_known(tmp_path):
         "    raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')\n"
         "cli.app = broken\nsys.exit(cli.run(['train', '--json']))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True,
-        check=False, timeout=60, cwd=tmp_path,
-    )  # fmt: skip
+    done = python("-c", script, cwd=tmp_path)
     assert done.returncode == 1
     error = json.loads(done.stdout)["error"]
     assert error["id"] == "cuda-oom"

@@ -1,7 +1,6 @@
 """A user's own task, from training to predictions: docs/own_task.py through the command line."""
 
 import csv
-import json
 import shutil
 import tomllib
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from runs import TINY, VIRTUAL_TPU, on_torch_tpu, result, tpukit
+from runs import TINY, VIRTUAL_TPU, metrics, on_torch_tpu, result, tpukit
 
 from tpukit import cli
 
@@ -55,8 +54,7 @@ def place(tmp_path_factory):
         )
     )  # fmt: skip
     assert summary["steps"] == 8
-    last = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["valid_accuracy"] == 1.0
+    assert metrics(folder / "run")[-1]["valid_accuracy"] == 1.0
     return folder
 
 
@@ -152,7 +150,7 @@ def test_another_task_than_the_runs_is_refused(place, capsys):
 def test_a_task_without_an_evaluation_is_tested_by_its_validation_metrics(tmp_path, capsys):
     run = ["--task", TINY, "--hw", "cpu", "--results-dir", str(tmp_path / "run")]
     assert cli.run(["train", *run, "--max-steps", "1"]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    rows = metrics(tmp_path / "run")
     fields = result(tpukit("test", "--run", tmp_path / "run", "--hw", "cpu", "--json"))
     assert (fields["task"], fields["samples"]) == ("tiny", 10)
     for name, value in fields["metrics"].items():

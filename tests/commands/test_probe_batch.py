@@ -7,35 +7,23 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-import runs
+from runs import failure, here, is_running, popen, result, tpukit, wait_until
 
 TASKS = Path(__file__).parents[1] / "support" / "probe_tasks.py"
 XLA = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}
 
 
-def tpukit(*arguments: str, seconds: float = 300, **environment: str):
-    """One command's exit code, standard output and standard error."""
-    done = runs.tpukit(*arguments, env=environment, timeout=seconds)
-    return done.returncode, done.stdout, done.stderr
-
-
 def probe(task: str, *arguments: str, **environment: str):
-    return tpukit("probe-batch", "--task", f"{TASKS}:{task}", "--json", *arguments, **environment)
-
-
-def result(done) -> dict:
-    code, out, err = done
-    assert code == 0, err
-    return json.loads(out)
+    words = ["--task", f"{TASKS}:{task}", "--json", *arguments]
+    return tpukit("probe-batch", *words, env=environment)
 
 
 def error(done, code: int) -> dict:
-    found, out, err = done
-    assert found == code, err
-    assert "Traceback" not in err
-    return json.loads(out)["error"]
+    """The JSON object of a command that failed."""
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return json.loads(done.stdout)["error"]
 
 
 def check_both_sides(found: dict) -> None:
@@ -56,10 +44,9 @@ def test_the_largest_batch_under_a_limit_trains_and_a_larger_one_does_not(tmp_pa
     assert found["target"] is None
     assert all(trial["samples_per_second"] > 0 for trial in found["trials"] if trial["fits"])
     assert "--memory-limit 400MB" in found["command"]
-    assert train_at(largest, tmp_path / "fits", *LIMITED)[0] == 0
-    code, _, err = train_at(-(-largest * 11 // 10) + 1, tmp_path / "over", *LIMITED)
-    assert code == 1
-    assert "memory" in err
+    assert train_at(largest, tmp_path / "fits").returncode == 0
+    over = train_at(-(-largest * 11 // 10) + 1, tmp_path / "over")
+    assert over.returncode == 1 and "memory" in over.stderr
 
 
 def test_memory_of_the_tasks_own_tables_does_not_count_against_the_limit():
@@ -77,10 +64,10 @@ def test_batches_sent_ahead_count():
     assert (first["batch"], first["fits"]) == (24, False)
 
 
-def train_at(rows: int, folder: Path, *limits: str, **environment: str):
+def train_at(rows: int, folder: Path):
     return tpukit(
         "train", "--task", f"{TASKS}:Hungry", "--global-batch-size", str(rows), "--accumulate", "1",
-        "--num-workers", "0", "--results-dir", str(folder), *limits, **environment,
+        "--num-workers", "0", "--results-dir", folder, *LIMITED,
     )  # fmt: skip
 
 
@@ -125,7 +112,7 @@ def test_two_ranks_run_a_trial_together_and_may_be_killed():
     done = subprocess.run(
         [sys.executable, "-m", "tpukit", *words], capture_output=True, text=True, check=False
     )
-    found = result((done.returncode, done.stdout, done.stderr))
+    found = result(done)
     assert found["devices"] == 2
     assert found["largest_batch_per_device"] == 5
     assert found["largest_global_batch"] == 10
@@ -199,42 +186,31 @@ HANGING = ("probe-batch", "--task", f"{TASKS}:Hangs", "--set", "bad_rows=1", "--
 
 def test_ctrl_c_leaves_nothing_running():
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    process = runs.popen(*HANGING, **streams, start_new_session=True)
+    process = popen(*HANGING, **streams, start_new_session=True)
     assert "Batch 4" in process.stdout.readline()
-    child = wait_for_child(process.pid)
+    child = child_of(process)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130
     assert process.stdout.read().endswith("Interrupted.\n")
     process.stdout.close()
-    assert_ends(child)
+    wait_until(lambda: not is_running(child), seconds=5)
 
 
-def assert_ends(pid: int) -> None:
-    """The process has ended, or is a zombie, within a moment."""
-    for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"process {pid} still runs: {psutil.Process(pid).cmdline()}")
-
-
-def wait_for_child(parent: int) -> int:
-    children = Path(f"/proc/{parent}/task/{parent}/children")
-    for _ in range(1200):
-        if found := children.read_text().split():
-            return int(found[0])
-        time.sleep(0.05)
-    raise AssertionError("no trial was started")
+def child_of(process: subprocess.Popen) -> int:
+    """The process of a trial, once there is one."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_until(children.read_text, process)
+    return int(children.read_text().split()[0])
 
 
 def test_killing_the_parent_ends_the_child():
-    process = runs.popen(*HANGING, start_new_session=True)
-    child = wait_for_child(process.pid)
+    process = popen(*HANGING, start_new_session=True)
+    child = child_of(process)
     # The child asks the kernel to end with its parent once it runs Python.
     time.sleep(3)
     process.kill()
     process.wait()
-    assert_ends(child)
+    wait_until(lambda: not is_running(child), seconds=5)
 
 
 # -- a model without a task ------------------------------------------------------------------------
@@ -269,7 +245,7 @@ def test_a_bare_model_is_measured(tmp_path):
 )
 def test_bad_usage_of_a_bare_model(arguments, says, tmp_path):
     (tmp_path / "m.py").write_text(MODEL)
-    told = runs.failure(runs.here("probe-batch", *arguments, cwd=tmp_path))
+    told = failure(here("probe-batch", *arguments, cwd=tmp_path))
     assert says in told and len(told.splitlines()) == 2
 
 
@@ -278,10 +254,10 @@ def test_bad_usage_of_a_bare_model(arguments, says, tmp_path):
 @pytest.mark.xla
 def test_a_bare_model_is_compiled(tmp_path):
     (tmp_path / "model.py").write_text(MODEL)
-    found = result(
-        tpukit("probe-batch", "--model", f"{tmp_path / 'model.py'}:make", "--input", "image=3x2x2",
-               "--target", "v5e-8", "--max", "64", "--json", TPUKIT_CACHE_DIR=str(tmp_path))
-    )  # fmt: skip
+    words = ["--input", "image=3x2x2", "--target", "v5e-8", "--max", "64", "--json"]
+    done = tpukit("probe-batch", "--model", f"{tmp_path / 'model.py'}:make", *words,
+                  env={"TPUKIT_CACHE_DIR": str(tmp_path)})  # fmt: skip
+    found = result(done)
     assert (found["target"], found["devices"]) == ("v5e-8", 8)
     assert found["memory"]["parameters"] == pytest.approx(4 * 17 * 1_048_576, rel=0.01)
     assert found["memory"]["temporaries"] > 0 and found["step"]["flops"] > 0
@@ -332,13 +308,15 @@ def test_a_failure_of_the_compiler_itself_is_no_lack_of_memory(tmp_path):
     model, log = tmp_path / "complex.py", tmp_path / "log.txt"
     model.write_text(COMPLEX)
     words = ["--model", f"{model}:make", "--input", "x=16", "--target", "v5e-1", "--start", "2"]
-    found = error(tpukit("probe-batch", *words, "--json", TPUKIT_CACHE_DIR=str(tmp_path)), 1)
+    cache = {"TPUKIT_CACHE_DIR": str(tmp_path)}
+    found = error(tpukit("probe-batch", *words, "--json", env=cache), 1)
     assert found["id"] == "task-failed" and "--kernels off" in found["hint"]
     message = "batch 2: the TPU compiler fails, not for lack of memory: INTERNAL: RET_CHECK"
     assert found["message"].startswith(message)
     log.write_text(f"tpukit: {found['message']}\n")
-    code, said, _ = tpukit("doctor", "--explain", str(log), "--json")
-    assert (code, json.loads(said)["explanations"][0]["id"]) == (1, "xla-compile-defect")
+    explained = tpukit("doctor", "--explain", log, "--json")
+    assert explained.returncode == 1
+    assert json.loads(explained.stdout)["explanations"][0]["id"] == "xla-compile-defect"
 
 
 @pytest.mark.plan

@@ -9,12 +9,11 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from kernels import error_of, execute, notebook_of, printed
-from runs import environment
+from runs import environment, wait_until
 
 from tpukit.io import relay
 from tpukit.io.relay import OutputLog
@@ -94,10 +93,7 @@ def test_a_hanging_command_is_reported_and_takes_signals(tmp_path):
         f"cat > {hook}.new; mv {hook}.new {hook}", "--",
         sys.executable, "-c", script, stdin=-3, stdout=-1, stderr=-1,
     )  # fmt: skip
-    end = time.monotonic() + 60
-    while not hook.exists():
-        assert time.monotonic() < end and process.poll() is None
-        time.sleep(0.05)
+    wait_until(hook.exists, process)
     told = json.loads(hook.read_text())
     assert told["event"] == "silent" and told["exit_code"] is None
     assert told["explanations"][0]["id"] == "silent-and-waiting"

@@ -27,8 +27,6 @@ def former_variables(monkeypatch):
 def test_compiled_programs_are_kept_by_versions_and_read_from_a_read_only_folder(
     tmp_path, monkeypatch
 ):
-    for name in ("XLA_PERSISTENT_CACHE_PATH", "XLA_PERSISTENT_CACHE_READ_ONLY"):
-        monkeypatch.setenv(name, "former")
     kept_programs.keep_programs(tmp_path / "new")
     programs = Path(os.environ["XLA_PERSISTENT_CACHE_PATH"])
     assert programs.is_dir() and programs.parent == tmp_path / "new"

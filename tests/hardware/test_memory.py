@@ -1,15 +1,13 @@
 """Freed memory: under a limit it is free for the next batch; without one the process keeps it."""
 
 import pytest
-from runs import VIRTUAL_TPU, script
+from runs import VIRTUAL_TPU, printed, script
 
 
-def printed(source, folder, **environment):
+def words_of(source, folder, **environment):
     """The words that a script prints, in a process of its own."""
     (folder / "script.py").write_text(source)
-    done = script(folder / "script.py", env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.split()
+    return printed(script(folder / "script.py", env=environment)).split()
 
 
 FREED = """
@@ -27,7 +25,7 @@ print(before - data_bytes())
 
 
 def test_freed_tensors_leave_room_under_a_limit(tmp_path):
-    [freed] = printed(FREED, tmp_path)
+    [freed] = words_of(FREED, tmp_path)
     assert int(freed) >= 32 * 2**20
 
 
@@ -48,7 +46,7 @@ print(full - resident_bytes()[0])
 
 
 def test_a_process_keeps_freed_tensors_until_the_backend_is_closed(tmp_path):
-    during, afterwards = map(int, printed(KEPT, tmp_path))
+    during, afterwards = map(int, words_of(KEPT, tmp_path))
     assert during < 16 * 2**20
     assert afterwards >= 240 * 2**20
 
@@ -72,7 +70,7 @@ with meter_process_memory(2**28, tensors_alone=True) as read_memory:
 
 
 def test_a_limit_on_tensors_leaves_out_what_a_compiler_holds(tmp_path):
-    peak, over = printed(COMPILED, tmp_path)
+    peak, over = words_of(COMPILED, tmp_path)
     assert 128 <= int(peak) < 160
     assert over == "over"
 
@@ -106,5 +104,5 @@ print(data_bytes() - before)
 @pytest.mark.xla
 def test_steps_under_a_limit_wait_for_each_other(tmp_path):
     """Those in flight would each hold their batch and more: 12 of them, 192 MiB and more."""
-    [held] = printed(IN_FLIGHT, tmp_path, **{**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1"})
+    [held] = words_of(IN_FLIGHT, tmp_path, **{**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1"})
     assert int(held) < 96 * 2**20

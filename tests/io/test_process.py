@@ -1,11 +1,10 @@
 """DataLoader workers end with their run, and make the same batches."""
 
 import subprocess
-import sys
 
 import numpy as np
 import torch
-from runs import environment
+from runs import python
 
 from tpukit.io.process import WorkerInit
 from tpukit.train.loader import LoaderSettings, make_loader
@@ -44,8 +43,5 @@ time.sleep(0.5)
 
 def test_a_worker_whose_tensors_are_not_fetched_is_silent():
     """The main process stops: the thread that hands tensors over would print a traceback."""
-    done = subprocess.run(
-        [sys.executable, "-c", LEFT_ALONE], env=environment(), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert not done.stderr
+    done = python("-c", LEFT_ALONE, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -4,11 +4,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from runs import TINY, environment, started
+from runs import TINY, environment, python, started, wait_until
 
 from tpukit.io.folders import LOCK, own_temporary_folder, remove_abandoned
 
@@ -67,10 +66,8 @@ def test_without_a_home_matplotlib_keeps_its_files_in_it(tmp_path_factory):
     code = "from tpukit.io.folders import own_temporary_folder as own\n"
     code += "with own():\n    import matplotlib\n    print(matplotlib.get_configdir())"
     base = tmp_path_factory.getbasetemp().parent
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env=environment({"HOME": "/proc/none", "XDG_CONFIG_HOME": "", "TMPDIR": str(base)}),
-    )  # fmt: skip
+    no_home = {"HOME": "/proc/none", "XDG_CONFIG_HOME": "", "TMPDIR": str(base)}
+    done = python("-c", code, env=no_home)
     assert done.stdout.startswith(f"{base}/tpukit-") and not done.stderr
 
 
@@ -83,9 +80,7 @@ def test_a_launch_with_workers_leaves_nothing_behind(tmp_path_factory):
              "--set", "pause=0.2", "--num-workers", 2, "--ckpt-every", 2)  # fmt: skip
     env = {"TMPDIR": str(base), "TORCHINDUCTOR_CACHE_DIR": str(run.parent / "c")}
     with started(*words, "--results-dir", run, env=env) as process:
-        while not (run / "checkpoints" / "latest").exists():
-            assert process.poll() is None
-            time.sleep(0.1)
+        wait_until((run / "checkpoints" / "latest").exists, process)
         assert [name.startswith("tpukit-") for name in names(base)] == [True]
         process.send_signal(signal.SIGTERM)
         process.wait(60)

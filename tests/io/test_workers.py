@@ -5,9 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from runs import is_running, wait_until
 
 from tpukit.errors import JobError
 from tpukit.io.workers import map_ordered
@@ -55,21 +55,7 @@ def test_workers_end_with_a_killed_parent(tmp_path):
     worker = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    for _ in range(200):
-        if not running(worker):
-            return
-        time.sleep(0.05)
-    os.kill(worker, signal.SIGKILL)
-    pytest.fail("the worker outlived its parent")
-
-
-def running(process: int) -> bool:
-    """A zombie waits for whoever adopted it to collect it; it does not run."""
-    try:
-        status = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
+    wait_until(lambda: not is_running(worker), seconds=10)
 
 
 HANGING = """

@@ -1,12 +1,11 @@
 """The self-test runs here for real: on the CPU, on virtual devices, and where a part dies."""
 
-import json
 from collections.abc import Mapping
 
 import pytest
 import torch
 from fake_backend import FakeBackend
-from runs import SUPPORT, environment, script, tpukit
+from runs import SUPPORT, environment, last_json, result, script, tpukit
 
 from tpukit.hardware.backend import DeviceUsage
 from tpukit.hardware.detect import EMULATED_KERNELS
@@ -32,17 +31,15 @@ SECONDS = 3000
 def emulated(*parts: str, seconds: int = SECONDS, **variables: str) -> list[dict]:
     """These parts on two virtual devices."""
     words = ("tpu", seconds, *parts)
-    done = script("selftest_parts.py", *words, env={**TWO, **variables}, timeout=seconds)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    env = {**TWO, **variables}
+    return last_json(script("selftest_parts.py", *words, env=env, timeout=seconds))
 
 
 def test_on_the_cpu_it_prints_a_report_and_its_json(tmp_path):
     home = {"HOME": str(tmp_path), "TPUKIT_CACHE_DIR": str(tmp_path / "cache")}
     words = ["--hw", "cpu", "--time-limit", SECONDS, "--json"]
     done = tpukit("doctor", "--selftest", *words, env=home, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    found = result(done)
     assert found["ok"]
     assert statuses(found["checks"]) == {
         "kernels": "skip", "devices": "pass", "products": "pass", "step-eit": "skip",
@@ -127,8 +124,9 @@ def test_broken_kernels_fail_their_part_alone(tmp_path):
 
 
 def test_a_part_that_dies_or_hangs_is_a_line_of_the_report():
-    done = script("selftest_parts.py", "cpu", 500, "dies", "hangs", "works")
-    dies, hangs, works = json.loads(done.stdout)
+    dies, hangs, works = last_json(
+        script("selftest_parts.py", "cpu", 500, "dies", "hangs", "works")
+    )
     assert dies["status"] == "fail" and "SIGKILL" in dies["message"]
     assert hangs["status"] == "fail" and "no answer within 1 s" in hangs["message"]
     assert works["status"] == "pass"
@@ -140,9 +138,9 @@ def test_what_tasks_declare_for_it_can_be_read_from_their_source():
 
 def test_no_time_left_is_a_skip():
     parts = (Part("late", "A part when time is up", 60, lambda bench: bench.run("device", "x")),)
-    [result] = run_selftest(CheckOptions(hw="cpu", live_seconds=0.5), lambda _: None, parts)
-    assert result.verdict.status == "skip"
-    assert "--time-limit" in result.verdict.message
+    [late] = run_selftest(CheckOptions(hw="cpu", live_seconds=0.5), lambda _: None, parts)
+    assert late.verdict.status == "skip"
+    assert "--time-limit" in late.verdict.message
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import nbformat
 from forked import SHARED, own_server
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from runs import SUPPORT, environment
+from runs import SUPPORT, environment, wait_until
 
 STARTUP = f"""
 import subprocess, sys
@@ -102,11 +101,3 @@ def kernel(folder: Path, **variables: str) -> Iterator[Kernel]:
     client = NotebookClient(nbformat.v4.new_notebook(), timeout=300, kernel_name="python3")
     with client.setup_kernel(env=kernel_environment(folder, variables), cwd=str(folder)):
         yield Kernel(client)
-
-
-def wait_until(is_true: Callable[[], bool], seconds: float = 120) -> None:
-    """Returns once `is_true()`; an AssertionError after `seconds`."""
-    end = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.02)

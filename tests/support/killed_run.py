@@ -10,10 +10,11 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import threading
 from pathlib import Path
+
+from forked import variables_of_ranks
 
 
 def die() -> None:
@@ -89,8 +90,8 @@ def _cut_a_written_file(countdown: Countdown, checkpoint: object) -> None:
 
 def session(argv: list[str], at: str | None, ranks: int) -> int:
     """One command line in child processes; the wait status that counts."""
-    port = free_port()
-    children = [start(argv, at, rank, ranks, port) for rank in range(ranks)]
+    own = variables_of_ranks(ranks)
+    children = [start(argv, at, rank, own[rank]) for rank in range(ranks)]
     statuses: dict[int, int] = {}
     impatience = threading.Timer(SECONDS_TO_END, end, [children, statuses, signal.SIGKILL])
     while len(statuses) < ranks:
@@ -119,28 +120,18 @@ def rank_of(at: str) -> int:
     return int([*at.split(":"), "0"][2])
 
 
-def start(argv: list[str], at: str | None, rank: int, ranks: int, port: str) -> int:
+def start(argv: list[str], at: str | None, rank: int, own: dict[str, str]) -> int:
     """The process id of one rank."""
     child = os.fork()
     if child:
         return child
     sys.argv = ["tpukit", *argv]
-    if ranks > 1:
-        os.environ |= {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks),
-            "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-        }  # fmt: skip
+    os.environ |= own
     if at and rank == rank_of(at):
         arm(at)
     from tpukit.cli import run
 
     os._exit(run(argv))
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def main() -> None:

@@ -26,7 +26,6 @@ class Rows:
 class Hungry(Task):
     """A wide layer: each row's activations take a few MB, the weights next to nothing."""
 
-    name = "hungry"
     defaults = TrainingDefaults(global_batch_size=8, max_steps=2, ema_decay=0.9)
 
     def __init__(self, width: int = 1_048_576, bad_rows: int = 0, data_path: str = "") -> None:
@@ -54,7 +53,6 @@ class Hungry(Task):
 class Opens(Hungry):
     """Gives no examples: a trial opens its data."""
 
-    name = "opens"
     example_batches = Task.example_batches
 
 
@@ -73,8 +71,6 @@ class Spread(nn.Module):
 class Library(Hungry):
     """Takes 600 MB when it is built, as a task's libraries and tables do."""
 
-    name = "library"
-
     def __init__(self, **settings) -> None:
         super().__init__(**settings)
         self.table = np.ones(600_000_000, np.uint8)
@@ -89,8 +85,6 @@ class WideSamples(Rows):
 
 class Wide(Hungry):
     """Batches that are large beside what is computed of them."""
-
-    name = "wide"
 
     def build_model(self, ops) -> nn.Module:
         return nn.Linear(64, 8)
@@ -108,16 +102,12 @@ class Wide(Hungry):
 class Hangs(Hungry):
     """Never ends."""
 
-    name = "hangs"
-
     def misbehave(self, batch) -> None:
         time.sleep(3600)
 
 
 class Cublas(Hungry):
     """Fails as cuBLAS does where it gets no memory for itself."""
-
-    name = "cublas"
 
     def misbehave(self, batch) -> None:
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate")
@@ -126,16 +116,12 @@ class Cublas(Hungry):
 class Crashes(Hungry):
     """Reads where there is no memory."""
 
-    name = "crashes"
-
     def misbehave(self, batch) -> None:
         ctypes.string_at(0)
 
 
 class Killed(Hungry):
     """Is killed as by the system when memory runs out."""
-
-    name = "killed"
 
     def misbehave(self, batch) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -144,8 +130,6 @@ class Killed(Hungry):
 class Mistaken(Hungry):
     """Has a mistake that has nothing to do with memory."""
 
-    name = "mistaken"
-
     def misbehave(self, batch) -> None:
         raise TypeError("a matrix was expected")
 
@@ -153,16 +137,12 @@ class Mistaken(Hungry):
 class Reads(Hungry):
     """Reads a value in the middle of the step."""
 
-    name = "reads"
-
     def misbehave(self, batch) -> None:
         self.seen = batch["x"].sum().item()
 
 
 class FallsBack(Hungry):
     """Uses an operation whose gradient XLA does not have."""
-
-    name = "fallsback"
 
     def build_model(self, ops) -> nn.Module:
         return Distances()
@@ -181,8 +161,6 @@ class Distances(nn.Module):
 
 class Selects(Hungry):
     """Its shape depends on values."""
-
-    name = "selects"
 
     def misbehave(self, batch) -> None:
         self.seen = batch["x"][batch["x"] > 0].sum()

@@ -5,7 +5,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,16 @@ def run(
     if ranks > 1 or can_set(stack, variables):
         return completed(argv, stack, variables, cwd, timeout, ranks)
     assert ranks == 1, variables
+    return python(*words, env=env, cwd=cwd, timeout=timeout)
+
+
+def python(
+    *words: object, env: dict[str, str] | None = None, timeout: float = 300, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """A new process of Python, its output captured; `options` as of `subprocess.run`."""
     return subprocess.run(
-        [sys.executable, *words], env=variables, cwd=cwd, timeout=timeout, capture_output=True,
-        text=True, check=False,
+        [sys.executable, *map(str, words)], env=environment(env), timeout=timeout,
+        capture_output=True, text=True, check=False, **options,
     )  # fmt: skip
 
 
@@ -102,6 +110,29 @@ def script(
     return run([SCRIPT, *words], words, env, cwd, ranks, timeout)
 
 
+def printed(done: subprocess.CompletedProcess[str]) -> str:
+    """Standard output of what ended well."""
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def last_json(done: subprocess.CompletedProcess[str]) -> Any:
+    """The JSON value in the last line that a script printed."""
+    return json.loads(printed(done).splitlines()[-1])
+
+
+def killed_sessions(
+    folder: Path, sessions: Iterable[tuple[Sequence[object], str | None]],
+    env: dict[str, str] | None = None,
+) -> list[int]:  # fmt: skip
+    """Wait statuses of command lines, each killed at a moment as `killed_run.py` knows them."""
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps([
+        {"argv": [*map(str, argv)], "at": at, "ranks": ranks_of(argv)} for argv, at in sessions
+    ]))  # fmt: skip
+    return last_json(script("killed_run.py", plan, env=env, timeout=800))
+
+
 def notebook(
     *cells: str, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
@@ -113,8 +144,7 @@ def notebook(
 
 def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """The JSON object of a command line that ended well."""
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
+    lines = printed(done).splitlines()
     assert len(lines) == 1, f"standard output must hold the JSON object alone: {lines}"
     return json.loads(lines[0])
 
@@ -126,6 +156,11 @@ def failure(done: subprocess.CompletedProcess[str], code: int = 2) -> str:
     told = [line for line in done.stderr.splitlines() if line.strip()]
     start = next(i for i, line in enumerate(told) if line.startswith(("Error:", "Usage:")))
     return "\n".join(told[start:])
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics.jsonl."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def latest(run: Path) -> Path:
@@ -172,6 +207,30 @@ def marked_processes(mark: str) -> list[psutil.Process]:
             if alive and (process.environ().get(MARK) == mark or has_open(process.pid, mark)):
                 found.append(process)
     return found
+
+
+def wait_until(
+    is_true: Callable[[], object], process: subprocess.Popen[Any] | None = None,
+    seconds: float = 120,
+) -> None:  # fmt: skip
+    """Returns once `is_true()`; an AssertionError after `seconds`, or where `process` has ended."""
+    end = time.monotonic() + seconds
+    while not is_true():
+        assert process is None or process.poll() is None, process.args
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def wait_for_end(mark: str, seconds: float = 60) -> None:
+    """Returns once no process with this mark is left."""
+    wait_until(lambda: not marked_processes(mark), seconds=seconds)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and is no zombie, which waits to be collected."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def has_open(pid: int, mark: str) -> bool:

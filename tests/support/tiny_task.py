@@ -1,14 +1,17 @@
 """A task that trains in milliseconds: a small network on synthetic regression data."""
 
+import ctypes
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 from tpukit.errors import DataError
+from tpukit.train import checkpoint
 from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
 
 
@@ -154,4 +157,38 @@ class Exploding(Tiny):
         return outputs
 
 
-TASK_FILE = __file__
+class Stuck(Tiny):
+    """Waits outside of Python from the third step on, as for a device.
+
+    Of several ranks the second waits, and the first for it.
+    """
+
+    passes = 0
+
+    def loss(self, model, batch):
+        self.passes += 1
+        if self.passes == 3 and os.environ.get("RANK", "1") == "1":
+            Path(os.environ["STUCK_FILE"]).touch()
+            lock = ctypes.create_string_buffer(64)
+            for _ in range(2):
+                ctypes.CDLL(None).pthread_mutex_lock(lock)
+        return super().loss(model, batch)
+
+
+class SlowSaving(Tiny):
+    """Each file of a checkpoint takes a second; a file `saving` is there meanwhile."""
+
+    name = "slow-saving"
+
+    def build_model(self, ops):
+        write = checkpoint.save_file
+
+        def slow(tensors, path):
+            marker = Path("saving")
+            marker.touch()
+            time.sleep(1.0)
+            write(tensors, path)
+            marker.unlink()
+
+        checkpoint.save_file = slow
+        return super().build_model(ops)

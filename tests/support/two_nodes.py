@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from namespaces import TwoNamespaces, WiredNamespaces
-from runs import TINY, environment
+from runs import TINY, environment, wait_until
 
 TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--ckpt-every", "10"]
 FOREVER = ["--max-steps", "1000000"]
@@ -34,6 +36,22 @@ class TwoNodes(TwoNamespaces):
         started = [self.start(0, *arguments), self.start(1, *arguments, *other)]
         return [ended(process) for process in started]
 
+    def training(self, run: Path, *arguments: object) -> list[subprocess.Popen[str]]:
+        """The same command on both, whose run has a checkpoint when this returns."""
+        started = [self.start(node, *arguments, "--results-dir", run) for node in (0, 1)]
+        wait_for_checkpoint(run)
+        return started
+
+
+@contextmanager
+def joined(kind: type[TwoNodes]) -> Iterator[TwoNodes]:
+    try:
+        pair = kind()
+    except (OSError, AssertionError, subprocess.CalledProcessError):
+        pytest.skip("network namespaces or TUN devices are not permitted here")
+    yield pair
+    pair.close()
+
 
 def ended(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
     told = process.communicate(timeout=seconds)[1]
@@ -46,8 +64,5 @@ class TwoWiredNodes(TwoNodes, WiredNamespaces):
 
 def wait_for_checkpoint(run: Path, after: str = "") -> str:
     pointer = run / "checkpoints" / "latest"
-    for _ in range(1200):
-        if pointer.exists() and pointer.read_text() != after:
-            return pointer.read_text()
-        time.sleep(0.1)
-    raise AssertionError("no checkpoint within two minutes")
+    wait_until(lambda: pointer.exists() and pointer.read_text() != after)
+    return pointer.read_text()

@@ -15,6 +15,7 @@ from zoo_stages import CHECKS, outcome
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "models.md"
 RECORD = FOLDER / "results.json"
+HEAD = FOLDER / "page_head.md"
 PACKAGES = ("torch", "torch_xla", "libtpu", "timm", "transformers", "torchvision")
 MEANINGS = {
     "equals": "the step differs from the CPU's",
@@ -29,52 +30,6 @@ LABELS = {
     "one-graph": "nothing compiles after the warm-up",
     "compiles": "the bf16 step compiles for a v5e",
 }
-
-HEAD = """# Models that train on the TPU path
-
-Models of {libraries}, unmodified, through tpukit's engine. Each one
-
-- takes a training step in fp32 on four virtual XLA devices that equals the CPU's: loss, gradients,
-  weights, EMA weights and buffers differ by at most 1e-4 (relative; drop-out and stochastic depth
-  off). In {exact} models rounding turns ReLUs on and off, so that one bit changes the gradients:
-  they are compared in float64, and the table says by how much they differ in fp32.
-  XLA compiles these steps without optimizations, in a third of the time, but for {optimized} models
-  that would run too slowly or round too coarsely;
-- compiles nothing after the warm-up, in three more steps and a validation;
-- has a bf16 training step that the TPU compiler compiles for a v5e chip.
-
-{counts}
-
-Weights are random, images small, and most networks shallow and narrow: the tests show that the
-operations of an architecture run, not how well it learns. The losses are cross-entropy on
-synthetic labels or what the model computes itself; of a detector the network alone, without the
-matching of boxes.
-
-The detectors of torchvision (`retinanet_*`, `fasterrcnn_*`, `ssd_*`, ...) are out: they train on
-CPUs and GPUs, not on a TPU. Their losses match boxes by boolean indices, so their tensors change
-shape from batch to batch, and XLA compiles about a dozen graphs in each step (RetinaNet). A run
-warns of it in its first step.
-
-wav2vec2 drops a layer with a probability of 0.1 (`layerdrop`) by a number of the host: each set of
-layers is another program. Here it is 0; set it for a TPU.
-
-Under bf16 a TPU runs `scaled_dot_product_attention` in a fused kernel where there is no mask and
-no drop-out in it, the tokens are a multiple of 128 and a head is at most 128 wide. The models of
-transformers make no mask when they are given no `attention_mask`. Otherwise all scores are written
-out: memory grows with the square of the tokens. A model that asks whether its activations are
-finite, to clamp them (DETR), gets a constant yes: a traced step has no branches.
-
-Made with {versions}.
-[`trains_on_tpu`](testing.md) tests a model of yours so.
-`python tests/support/zoo_page.py --run` runs every model that
-`tests/zoo/results.json` has no result of and writes this page. The tests hold both against
-`tests/zoo/exceptions.toml` and against what the models do: what is listed as failing must fail.
-
-```
-pytest tests/zoo -m ''
-pytest tests/zoo -m '' -k timm-resnet
-```
-"""
 
 
 # -- the record ----------------------------------------------------------------------------------
@@ -122,7 +77,7 @@ def page() -> str:
     kept, all_entries = record(), list(entries().values())
     results = {entry.name: result(entry, kept) for entry in all_entries}
     libraries = list(dict.fromkeys(entry.library for entry in all_entries))
-    head = HEAD.format(
+    head = HEAD.read_text(encoding="utf-8").format(
         libraries=f"{', '.join(libraries[:-1])} and {libraries[-1]}",
         exact=len(kept["fp32"]),
         counts=_counts(all_entries, kept["results"]),

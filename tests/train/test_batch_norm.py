@@ -1,18 +1,16 @@
 """A network with BatchNorm and an unused head: statistics are averaged, saved and resumed."""
 
-import json
-
 import pytest
 import torch
 from runs import (
     SUPPORT,
     VIRTUAL_TPU,
+    killed_sessions,
     parameters,
     ranks_of,
     relative_difference,
     result,
     same_bytes,
-    script,
     tpukit,
 )
 
@@ -32,15 +30,8 @@ WAYS = {
 
 def run(folder, way):
     arguments, env = WAYS[way]
-    return tpukit(
-        *ARGUMENTS,
-        *arguments,
-        "--results-dir",
-        folder,
-        "--json",
-        env=env,
-        ranks=ranks_of(arguments),
-    )
+    words = [*ARGUMENTS, *arguments, "--results-dir", folder, "--json"]
+    return tpukit(*words, env=env, ranks=ranks_of(arguments))
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +64,8 @@ def test_statistics_are_those_of_one_rank_and_survive_a_kill(tmp_path, reference
 def kill_at_step_4(folder, way):
     """The same run, killed in its fourth step and resumed."""
     arguments, env = WAYS[way]
-    session = {
-        "argv": [*ARGUMENTS, *arguments, "--results-dir", str(folder)],
-        "ranks": ranks_of(arguments),
-    }
-    plan = folder.with_suffix(".json")
-    plan.write_text(json.dumps([{**session, "at": at} for at in ("step:4", None)]))
-    done = script("killed_run.py", plan, env=env)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [9, 0], done.stderr[-3000:]
+    argv = [*ARGUMENTS, *arguments, "--results-dir", folder]
+    assert killed_sessions(folder.parent, [(argv, "step:4"), (argv, None)], env) == [9, 0]
 
 
 def test_ema_averages_statistics_and_copies_counts(reference):

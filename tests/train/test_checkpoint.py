@@ -1,12 +1,11 @@
 """Checkpoints survive damage, a full disk and a reader in between."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from disks import mounted
 
 from tpukit.errors import CheckpointError, JobError
 from tpukit.train.checkpoint import (
@@ -102,15 +101,8 @@ def test_a_half_written_folder_is_not_seen_and_cleared(tmp_path):
 @pytest.fixture
 def small_disk(tmp_path):
     """A 1 MB file system of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = os.geteuid() == 0 and not subprocess.call(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], stderr=subprocess.DEVNULL
-    )
-    if not mounted:
-        pytest.skip("mounting a small tmpfs is not permitted here")
-    yield folder
-    subprocess.check_call(["umount", str(folder)])
+    with mounted(tmp_path / "disk", "size=1m") as folder:
+        yield folder
 
 
 def test_a_full_disk_keeps_what_was_there(small_disk):

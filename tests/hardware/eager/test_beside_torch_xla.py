@@ -1,11 +1,7 @@
 """On a CPU where torch_xla is installed, whoever imports it first: no XLA device is used."""
 
-import json
-import subprocess
-import sys
-
 import pytest
-from runs import SUPPORT, environment, parameters, result, tpukit
+from runs import SUPPORT, last_json, parameters, python, result, tpukit
 
 TASK = f"{SUPPORT / 'transformers_task.py'}:Sentiment"
 NEW_PROCESS = {"PYTHONHASHSEED": "0"}
@@ -37,14 +33,9 @@ def trained(request, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["import torch_xla", "import accelerate"])
 def test_a_script_trains_and_tests_as_the_command_does(trained, tmp_path, first):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(first=first)], env=environment(), cwd=tmp_path,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    metrics = last_json(python("-c", SCRIPT.format(first=first), cwd=tmp_path))
     ours, theirs = parameters(tmp_path / "run"), parameters(trained)
     assert all(bool((ours[name] == theirs[name]).all()) for name in theirs)
-    metrics = json.loads(done.stdout.splitlines()[-1])
     expected = result(tpukit("test", "--run", trained, "--hw", "cpu", "--json"))["metrics"]
     assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 

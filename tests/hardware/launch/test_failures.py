@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 
 import psutil
 import pytest
 import torch.distributed as dist
 from fake_backend import FakeBackend
-from runs import TINY, environment, result, same_bytes, tpukit
+from runs import TINY, environment, result, same_bytes, tpukit, wait_until
 
 from tpukit.cli import main
 from tpukit.errors import InterruptedRunError, UsageError
@@ -99,9 +98,7 @@ def test_a_killed_rank_is_restarted_from_the_last_checkpoint(tmp_path):
         [sys.executable, "-m", "tpukit", *command, str(tmp_path / "run"), "--max-restarts", "2"],
         env=environment(), stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    while not (tmp_path / "run" / "checkpoints" / "latest").exists():
-        assert started.poll() is None
-        time.sleep(0.05)
+    wait_until((tmp_path / "run" / "checkpoints" / "latest").exists, started)
     ranks = [p for p in psutil.Process(started.pid).children(recursive=True)
              if p.environ().get("RANK") == "1"]  # fmt: skip
     os.kill(ranks[0].pid, signal.SIGKILL)

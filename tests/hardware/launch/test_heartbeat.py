@@ -2,6 +2,7 @@
 
 import pytest
 import torch.distributed as dist
+from runs import wait_until
 
 from tpukit.hardware.launch import failures as heartbeat
 from tpukit.hardware.launch.failures import Heartbeat
@@ -28,18 +29,10 @@ def node(monkeypatch):
         one.stop()
 
 
-def wait_for_sign(beat, number):
-    for _ in range(200):
-        if beat.store.check([f"tpukit/alive-{number}"]):
-            return
-        heartbeat.time.sleep(0.02)
-    raise AssertionError(f"no sign of life from {number}")
-
-
 def test_nodes_without_a_sign_of_life_are_named(node):
     first, second = node(0), node(1)
     second.start()
-    wait_for_sign(first, 1)
+    wait_until(lambda: first.store.check(["tpukit/alive-1"]), seconds=4)
     assert first.silent_nodes() == ["number 2"], "it has never given one"
     second.stop()
     assert "host-1" in first.silent_nodes()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from runs import parameters, relative_difference, result, tpukit
-from two_nodes import FOREVER, TRAIN, TwoWiredNodes, ended, wait_for_checkpoint
+from two_nodes import FOREVER, TRAIN, TwoWiredNodes, ended, joined
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SOME = [*TRAIN, "--max-steps", "60", "--set", "pause=0.1"]
@@ -16,12 +16,8 @@ IMPATIENT = [*FOREVER, "--collective-timeout", "20s"]
 
 @pytest.fixture
 def nodes():
-    try:
-        pair = TwoWiredNodes()
-    except (OSError, AssertionError, subprocess.CalledProcessError):
-        pytest.skip("network namespaces or TUN devices are not permitted here")
-    yield pair
-    pair.close()
+    with joined(TwoWiredNodes) as pair:
+        yield pair
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +26,6 @@ def whole(tmp_path_factory):
     run = tmp_path_factory.mktemp("whole") / "run"
     result(tpukit(*SOME, "--set", "pause=0", "--results-dir", run, "--json"))
     return parameters(run)
-
-
-def start_both(nodes, run, *arguments):
-    started = [nodes.start(node, *arguments, "--results-dir", run) for node in (0, 1)]
-    wait_for_checkpoint(run)
-    return started
 
 
 def processes(nodes):
@@ -54,7 +44,7 @@ def test_a_bad_link_changes_nothing(nodes, tmp_path, whole, delay, loss):
 
 @pytest.mark.parametrize("what", ["link", "node"])
 def test_a_stall_of_thirty_seconds_is_waited_for(nodes, tmp_path, whole, what):
-    started = start_both(nodes, tmp_path / "run", *SOME)
+    started = nodes.training(tmp_path / "run", *SOME)
     stall(nodes, what)
     time.sleep(30)
     assert [process.poll() for process in started] == [None, None]
@@ -67,7 +57,7 @@ def test_a_stall_of_thirty_seconds_is_waited_for(nodes, tmp_path, whole, what):
 
 
 def test_a_link_that_stalls_for_good_names_the_peer_on_both(nodes, tmp_path):
-    started = start_both(nodes, tmp_path / "run", *TRAIN, *IMPATIENT)
+    started = nodes.training(tmp_path / "run", *TRAIN, *IMPATIENT)
     stall(nodes, "link")
     ends = [ended(process, 120) for process in started]
     for (code, told), peer in zip(ends, ["node-b", "10.77.0.1"], strict=True):
@@ -76,7 +66,7 @@ def test_a_link_that_stalls_for_good_names_the_peer_on_both(nodes, tmp_path):
 
 
 def test_a_node_that_stands_still_for_good_is_named(nodes, tmp_path):
-    started = start_both(nodes, tmp_path / "run", *TRAIN, *IMPATIENT)
+    started = nodes.training(tmp_path / "run", *TRAIN, *IMPATIENT)
     stall(nodes, "node")
     code, told = ended(started[0], 120)
     assert code != 0 and "no sign of life from node node-b" in told

@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import subprocess
 import time
-from contextlib import contextmanager
 
 import pytest
+from disks import mounted
 from runs import ROOT, latest, parameters, relative_difference, result, tpukit
-from two_nodes import FOREVER, TRAIN, TwoNodes, ended, wait_for_checkpoint
+from two_nodes import FOREVER, TRAIN, TwoNodes, ended, joined, wait_for_checkpoint
 
 from tpukit import __version__
 
@@ -17,12 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def nodes():
-    try:
-        pair = TwoNodes()
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("network namespaces are not permitted here")
-    yield pair
-    pair.close()
+    with joined(TwoNodes) as pair:
+        yield pair
 
 
 @pytest.mark.parametrize("shard", [[], ["--shard"]], ids=["ddp", "shards"])
@@ -56,8 +51,7 @@ def test_two_nodes_evaluate_and_predict_as_one_process(nodes, tmp_path):
 
 def test_a_killed_node_ends_the_other_and_both_resume(nodes, tmp_path):
     run = tmp_path / "run"
-    started = [nodes.start(node, *TRAIN, *FOREVER, "--results-dir", run) for node in (0, 1)]
-    wait_for_checkpoint(run)
+    started = nodes.training(run, *TRAIN, *FOREVER)
     nodes.kill(1)
     code, told = ended(started[0], 60)
     assert code != 0 and "the connection to another rank was lost" in told
@@ -70,9 +64,7 @@ def test_a_killed_node_ends_the_other_and_both_resume(nodes, tmp_path):
 
 
 def test_a_link_cut_for_good_ends_both_within_the_timeout(nodes, tmp_path):
-    run, arguments = tmp_path / "run", [*TRAIN, *FOREVER, "--collective-timeout", "20s"]
-    started = [nodes.start(node, *arguments, "--results-dir", run) for node in (0, 1)]
-    wait_for_checkpoint(run)
+    started = nodes.training(tmp_path / "run", *TRAIN, *FOREVER, "--collective-timeout", "20s")
     nodes.link("down")
     for code, told in [ended(process, 120) for process in started]:
         assert code != 0 and "the connection to another rank was lost" in told
@@ -80,8 +72,7 @@ def test_a_link_cut_for_good_ends_both_within_the_timeout(nodes, tmp_path):
 
 def test_a_link_cut_for_thirty_seconds_is_waited_for(nodes, tmp_path):
     run = tmp_path / "run"
-    started = [nodes.start(node, *TRAIN, *FOREVER, "--results-dir", run) for node in (0, 1)]
-    before = wait_for_checkpoint(run)
+    started = nodes.training(run, *TRAIN, *FOREVER)
     nodes.link("down")
     time.sleep(30)
     before = (run / "checkpoints" / "latest").read_text()
@@ -124,31 +115,18 @@ def test_run_folders_that_are_not_shared_never_resume_silently(nodes, tmp_path):
         assert code != 0 and "All hosts must share the run folder" in told
 
 
-@contextmanager
-def small_disk(folder, size):
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    if subprocess.call(mount, stderr=subprocess.DEVNULL):
-        pytest.skip("mounting a small tmpfs is not permitted here")
-    try:
-        yield
-    finally:
-        subprocess.check_call(["umount", "-l", str(folder)])
-
-
 def test_a_full_disk_on_the_first_node_is_told_on_the_other(nodes, tmp_path):
     """The first node's rank writes the checkpoints."""
-    with small_disk(tmp_path / "disk", "2m"):
+    with mounted(tmp_path / "disk", "size=2m") as disk:
         arguments = [*TRAIN, "--max-steps", "200", "--set", "width=6000", "--results-dir"]
-        told = nodes.both(*arguments, tmp_path / "disk" / "run")
+        told = nodes.both(*arguments, disk / "run")
         assert all(code != 0 for code, _ in told)
         assert all("could not be written" in text for _, text in told), told
 
 
 def test_a_full_disk_on_the_second_node_is_told_on_the_first(nodes, tmp_path):
     """Its ranks write their logs there, in a run folder that is not shared."""
-    disk = tmp_path / "disk"
-    with small_disk(disk, "64k"):
+    with mounted(tmp_path / "disk", "size=64k") as disk:
         (disk / "filler").write_bytes(b"x" * 60_000)
         arguments = [*TRAIN, "--max-steps", "20", "--results-dir"]
         started = [nodes.start(0, *arguments, tmp_path / "run"),

@@ -1,11 +1,10 @@
 """The XLA backend on virtual devices, each case in a process of its own."""
 
-import json
 from importlib.metadata import version
 from importlib.util import find_spec
 
 import pytest
-from runs import VIRTUAL_TPU, result, script, tpukit
+from runs import VIRTUAL_TPU, last_json, result, script, tpukit
 
 from tpukit.knowledge.versions import same_release
 from tpukit.tasks.summarize.generate import write_dialogues
@@ -15,9 +14,7 @@ pytestmark = pytest.mark.xla
 
 def on_xla(*case, env=None, devices="8"):
     env = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": devices, **(env or {})}
-    done = script("on_xla.py", *case, env=env)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return last_json(script("on_xla.py", *case, env=env))
 
 
 def test_attention_in_blocks_is_attention():
@@ -29,7 +26,7 @@ def test_attention_in_blocks_is_attention():
 def test_recomputation_has_barriers_and_the_same_gradients(tmp_path):
     """XLA merges two computations of the same unless barriers keep them apart.
 
-    (The CPU's compiler drops them late; that a TPU's keeps them is shown in test_xla_kernels.py.)
+    (The CPU's compiler drops them late; test_flash_attention.py shows that a TPU's keeps them.)
     """
     barriers, gradients = {}, {}
     for how in ("none", "ours"):

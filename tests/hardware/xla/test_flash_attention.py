@@ -1,16 +1,12 @@
 """The fused attention: its arithmetic in an interpreter, its programs by the TPU compiler."""
 
-import json
-
 import pytest
-from runs import SUPPORT, VIRTUAL_TPU, result, script, tpukit
+from runs import SUPPORT, VIRTUAL_TPU, last_json, result, script, tpukit
 
 
 def answer(name, *arguments, devices="1", **variables):
     env = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": devices, **variables}
-    done = script(name, *arguments, env=env, timeout=400)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return last_json(script(name, *arguments, env=env, timeout=400))
 
 
 SMALL = ("2,128,256,32", "1,256,256,16")

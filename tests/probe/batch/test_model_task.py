@@ -1,12 +1,12 @@
 """Any module as a task of the batch search: inputs, outputs, and what cannot be used."""
 
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 
 import pytest
 import torch
+from runs import printed, python
 from torch import nn
 
 from tpukit.commands import sizing
@@ -194,13 +194,9 @@ def test_a_child_imports_what_its_parent_does_and_keeps_its_own_packages(tmp_pat
             "import compilers_own, own_model, wave\n"
             "print(compilers_own.WHERE, own_model.WHERE, hasattr(wave, 'WHERE'))"
         )
-        child = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": f"{tmp_path / 'compiler'}{os.pathsep}here"},
-        )  # fmt: skip
-    found = ["compiler/compilers_own", "beside/own_model", "False"]
-    assert child.stdout.split() == found, child.stderr
+        path = f"{tmp_path / 'compiler'}{os.pathsep}here"
+        said = printed(python("-c", code, cwd=tmp_path, env={"PYTHONPATH": path}))
+    assert said.split() == ["compiler/compilers_own", "beside/own_model", "False"]
 
 
 def test_what_cannot_be_sent_is_named():

@@ -106,36 +106,29 @@ def test_weights_may_nearly_fill_the_memory(fixed, unit, more):
     assert found.compiles <= 8
 
 
-class NearlyFull(Simulated):
+def nearly_full(request: TrialRequest) -> float:
     """A compiler that trades operations for memory: hardly any growth from 24 rows on."""
-
-    def trial(self, request: TrialRequest) -> Trial:
-        used = min(1.0 + 0.6 * request.batch, 15.2 + 0.02 * request.batch)
-        trial = super().trial(request)
-        return dataclasses.replace(trial, fits=used <= 16, used_bytes=int(used * GIB))
+    return min(1.0 + 0.6 * request.batch, 15.2 + 0.02 * request.batch)
 
 
 def test_a_margin_is_left_where_memory_hardly_grows():
-    found = recommend(NearlyFull(target="v5e-1"), start=36)
+    found = recommend(Simulated(target="v5e-1", used=nearly_full), start=36)
     assert 34 <= found.largest <= 36
     assert 16 <= found.recommended <= 23
     assert found.trial_of(found.recommended).effort == "full"
     assert found.note is None
-    assert recommend(NearlyFull(target="v5e-1"), start=36, exact=True).largest == 40
+    found = recommend(Simulated(target="v5e-1", used=nearly_full), start=36, exact=True)
+    assert found.largest == 40
 
 
-class Flat(Simulated):
+def flat(request: TrialRequest) -> float:
     """A compiler whose full effort needs a little more than the margin leaves, on a plateau."""
-
-    def trial(self, request: TrialRequest) -> Trial:
-        used = min(6.0 + 0.05 * request.batch, 14.7 + 0.002 * request.batch)
-        used += 0.6 * (request.effort == "full")
-        trial = super().trial(request)
-        return dataclasses.replace(trial, fits=used <= 16, used_bytes=int(used * GIB))
+    used = min(6.0 + 0.05 * request.batch, 14.7 + 0.002 * request.batch)
+    return used + 0.6 * (request.effort == "full")
 
 
 def test_the_start_is_not_recommended_where_a_batch_misses_the_margin_narrowly():
-    found = recommend(Flat(target="v5e-1", fixed=6.0, per_row=0.01))
+    found = recommend(Simulated(target="v5e-1", fixed=6.0, used=flat))
     assert found.recommended >= 0.4 * found.largest
     assert found.recommended_trial.leaves_margin(0.05)
 
@@ -294,14 +287,7 @@ def test_no_trial_is_started_that_takes_longer_than_the_bound():
 
 
 def test_a_trial_that_did_not_end_in_time_is_slow_and_ends_the_search():
-    class Slow(Simulated):
-        def trial(self, request):
-            trial = super().trial(request)
-            if request.batch <= 8:
-                return trial
-            return Trial(request.batch, False, error="no result within 30m", slow=True)
-
-    found = recommend(Slow())
+    found = recommend(Simulated(slow_above=8))
     assert (found.ended, found.smallest_failed, found.exact) == ("time", None, False)
     assert found.largest <= 8 < found.too_slow and found.recommended == found.largest
     assert found.trials[-1].verdict == "slow" and found.trials[-1].batch == found.too_slow
@@ -310,15 +296,8 @@ def test_a_trial_that_did_not_end_in_time_is_slow_and_ends_the_search():
 
 @pytest.mark.parametrize("fitting", [16, 5, 1, 0])
 def test_a_first_trial_that_did_not_end_in_time_is_followed_by_the_smallest(fitting):
-    class Slow(Simulated):
-        def trial(self, request):
-            trial = super().trial(request)
-            if request.batch <= fitting:
-                return trial
-            return Trial(request.batch, False, error="no result within 30m", slow=True)
-
-    settings = SearchSettings(start=20)
-    recommender = Recommender(Slow(), settings, lambda line: None)
+    evaluator = Simulated(slow_above=fitting)
+    recommender = Recommender(evaluator, SearchSettings(start=20), lambda line: None)
     if not fitting:
         with pytest.raises(JobError, match="batch 1, the smallest: no result within 30m"):
             recommender.recommend()

@@ -1,4 +1,3 @@
-# ruff: noqa: E501 - a case is one line
 """--fix: what it writes parses, changes nothing else, changes nothing twice, and runs."""
 
 import ast
@@ -9,188 +8,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cases import read_cases
 from runs import script
 
 from tpukit.errors import DataError
 from tpukit.probe.lint.fix import apply_fix, plan_fix, plan_fixes, unified
 from tpukit.probe.lint.scan import scan_paths
 
-XM = "import torch_xla.core.xla_model as xm\n"
-REWRITES = {
-    "device": (XM + "d = xm.xla_device()\n", "import torch_xla\nd = torch_xla.device()\n"),
-    "device by number": (
-        XM + "d = xm.xla_device(n=1)  # second\n",
-        "import torch_xla\nd = torch_xla.device(index=1)  # second\n",
-    ),
-    "name imported and used": (
-        "from torch_xla.core.xla_model import xrt_world_size, get_ordinal\n"
-        "print(xrt_world_size(), get_ordinal())\n",
-        "import torch_xla.runtime as xr\nprint(xr.world_size(), xr.global_ordinal())\n",
-    ),
-    "alias that is there": (
-        "import torch_xla.runtime as rt\n" + XM + "n = xm.xrt_world_size()\n",
-        "import torch_xla.runtime as rt\nn = rt.world_size()\n",
-    ),
-    "short name that is taken": (
-        XM + "xr = 3\nn = xm.xrt_world_size()\n",
-        "import torch_xla.runtime\nxr = 3\nn = torch_xla.runtime.world_size()\n",
-    ),
-    "import in a function": (
-        "def f():\n    import torch_xla.core.xla_model as xm\n    return xm.xla_device()\n",
-        "def f():\n    import torch_xla\n"
-        "    return torch_xla.device()\n",
-    ),
-    "import under try": (
-        "try:\n    import torch_xla.core.xla_model as xm\nexcept ImportError:\n    xm = None\n"
-        "d = xm.xla_device()\n",
-        "try:\n    import torch_xla.core.xla_model as xm\n    import torch_xla\n"
-        "except ImportError:\n    xm = None\nd = torch_xla.device()\n",
-    ),
-    "spawn": (
-        "import torch_xla.distributed.xla_multiprocessing as xmp\n"
-        "xmp.spawn(fn, args=(1, 2), nprocs=8, start_method='fork')\n",
-        "import torch_xla\n"
-        "torch_xla.launch(fn, args=(1, 2), start_method='fork')\n",
-    ),
-    "spawn by position": (
-        "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(fn, (), 8)\n",
-        "import torch_xla\n"
-        "torch_xla.launch(fn, ())\n",
-    ),
-    "autocast of torch_xla": (
-        "import torch\nfrom torch_xla.amp import autocast\nwith autocast(d, enabled=on):\n    pass\n",
-        'import torch\nwith torch.autocast("xla", enabled=on, dtype=torch.bfloat16):\n    pass\n',
-    ),
-    "autocast of cuda": (
-        "from torch.cuda.amp import autocast\nwith autocast(False):\n    pass\n",
-        "import torch\nwith torch.amp.autocast('cuda', enabled=False):\n    pass\n",
-    ),
-    "devices of a kind": (
-        XM + "d = xm.get_xla_supported_devices(devkind='TPU')\n", "import torch_xla\nd = torch_xla.devices()\n",
-    ),
-    "scaler": (
-        "import torch\ns = torch.cuda.amp.GradScaler(\n    init_scale=2.0,  # small\n)\n",
-        "import torch\ns = torch.amp.GradScaler(\n    'cuda', init_scale=2.0,  # small\n)\n",
-    ),
-    "import that stands below": (
-        XM + "d = xm.xla_device()\nimport torch_xla\nxm.rendezvous('a')\n",
-        XM + "import torch_xla\nd = torch_xla.device()\nxm.rendezvous('a')\n",
-    ),
-    "import that stands below in a function": (
-        "def f():\n    import torch_xla.core.xla_model as xm\n    d = xm.xla_device()\n    return d, xm\n"
-        "if __name__ == '__main__':\n    import torch_xla\n",
-        "def f():\n    import torch_xla.core.xla_model as xm\n    import torch_xla\n"
-        "    d = torch_xla.device()\n    return d, xm\nif __name__ == '__main__':\n    import torch_xla\n",
-    ),
-    "import that is there in the function": (
-        "def f():\n    import torch_xla\n    import torch_xla.core.xla_model as xm\n    return xm.xla_device(), xm\n",
-        "def f():\n    import torch_xla\n    import torch_xla.core.xla_model as xm\n    return torch_xla.device(), xm\n",
-    ),
-    "functions that need it and that do not": (
-        "def f():\n    import torch_xla.core.xla_model as xm\n    return xm.xla_device(), xm\n"
-        "def g():\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n",
-        "def f():\n    import torch_xla.core.xla_model as xm\n    import torch_xla\n    return torch_xla.device(), xm\n"
-        "def g():\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n",
-    ),
-    "imports under a condition": (
-        "if TPU:\n    import torch_xla\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n"
-        "def f():\n    import torch_xla.core.xla_model as xm\n    return xm.xla_device(), xm\n",
-        "if TPU:\n    import torch_xla\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n"
-        "def f():\n    import torch_xla.core.xla_model as xm\n    import torch_xla\n    return torch_xla.device(), xm\n",
-    ),
-    "all of it under a condition": (
-        "if TPU:\n    import torch_xla.core.xla_model as xm\nd = xm.xla_device() if TPU else 'cpu'\n",
-        "if TPU:\n    import torch_xla\nd = torch_xla.device() if TPU else 'cpu'\n",
-    ),
-    "import that another function has too": (
-        "def f():\n    import torch_xla.core.xla_model as xm\n    return xm.xla_device()\n"
-        "def g():\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n",
-        "def f():\n    import torch_xla\n    return torch_xla.device()\n"
-        "def g():\n    import torch_xla.core.xla_model as xm\n    xm.rendezvous('a')\n",
-    ),
-    "import that others use": (
-        XM + "d = xm.xla_device()\nx = 'xm.y'\n", XM + "import torch_xla\nd = torch_xla.device()\nx = 'xm.y'\n",
-    ),
-    "head of a compound statement": (
-        XM + "def f(x):\n    if x:\n        pass\n    elif xm.xla_device():  # why\n        # kept\n        return xm\n",
-        XM + "import torch_xla\ndef f(x):\n    if x:\n        pass\n    elif torch_xla.device():  # why\n"
-        "        # kept\n        return xm\n",
-    ),
-    "the only statement of a block": (
-        "if x:\n    from torch_xla.core.xla_model import xla_device\n    d = xla_device()\nelse:\n    d = 1; pass\n",
-        "if x:\n    import torch_xla\n    d = torch_xla.device()\nelse:\n    d = 1; pass\n",
-    ),
-    "two on one line": (
-        XM + "class A:\n    a = xm.xla_device(); b = xm.xla_device(); c = xm\n",
-        XM + "import torch_xla\nclass A:\n    a = torch_xla.device(); b = torch_xla.device(); c = xm\n",
-    ),
-    "timm": (
-        "from timm.models.layers import (\n    DropPath,  # kept\n    to_2tuple,\n)\n",
-        "from timm.layers import (\n    DropPath,  # kept\n    to_2tuple,\n)\n",
-    ),
-    "timm submodule": (
-        "from timm.models.layers.drop import DropPath\nimport timm.models.layers as L\n",
-        "from timm.layers.drop import DropPath\nimport timm.layers as L\n",
-    ),
-    "timm module among others": (
-        "from timm.models import layers, create_model\nlayers.DropPath()\n",
-        "from timm import layers; from timm.models import create_model\nlayers.DropPath()\n",
-    ),
-    "sharding": (
-        "import torch_xla.experimental.xla_sharding as xs\n",
-        "import torch_xla.distributed.spmd as xs\n",
-    ),
-    "accelerator": (
-        "from accelerate import Accelerator\na = Accelerator(fp16=True, cpu=True)\nprint(a.use_fp16)\n",
-        'from accelerate import Accelerator\na = Accelerator(mixed_precision="fp16", cpu=True)\n'
-        'print((a.mixed_precision == "fp16"))\n',
-    ),
-    "accelerator without fp16": (
-        "from accelerate import Accelerator\na = Accelerator(fp16=False)\n",
-        "from accelerate import Accelerator\na = Accelerator()\n",
-    ),
-    "accelerator on demand": (
-        "from accelerate import Accelerator\na = Accelerator(fp16=args.half)\n",
-        "from accelerate import Accelerator\n"
-        'a = Accelerator(mixed_precision="fp16" if args.half else "no")\n',
-    ),
-    "accelerator's loader": (
-        "from accelerate import Accelerator\na = Accelerator(even_batches=False)\n",
-        "from accelerate import Accelerator\nfrom accelerate import DataLoaderConfiguration\n"
-        "a = Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))\n",
-    ),
-    "availability": (
-        "from accelerate.utils import is_tpu_available\nif is_tpu_available():\n    pass\n",
-        "from accelerate.utils import is_torch_xla_available\nif is_torch_xla_available():\n    pass\n",
-    ),
-    "distributed type": (
-        "from accelerate import DistributedType as D\nx = D.TPU\n",
-        "from accelerate import DistributedType as D\nx = D.XLA\n",
-    ),
-    "verbose": (
-        "from torch.optim.lr_scheduler import StepLR\ns = StepLR(o, 3, verbose=True)\n",
-        "from torch.optim.lr_scheduler import StepLR\ns = StepLR(o, 3)\n",
-    ),
-    "numpy": ("import numpy as np\nx = np.float(3)\n", "import numpy as np\nx = float(3)\n"),
-    "keyword": (
-        "from transformers import TrainingArguments as A\nA(evaluation_strategy='steps')\n",
-        "from transformers import TrainingArguments as A\nA(eval_strategy='steps')\n",
-    ),
-    "windows lines": (XM + "d = xm.xla_device()\n", "import torch_xla\nd = torch_xla.device()\n"),
-}  # fmt: skip
-
-LEFT_ALONE = {
-    "another parameter": XM + "d = xm.xla_device(devkind='TPU')\n",
-    "an argument list": "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(*a, nprocs=8)\n",
-    "join": "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, nprocs=8, join=False)\n",
-    "a limit that would be lost": XM + "d = xm.get_xla_supported_devices('TPU', max_devices=4)\n",
-    "silenced": XM + "d = xm.xla_device()  # tpukit: ignore\n",
-    "new name is a variable": XM + "torch_xla = 3\nd = xm.xla_device()\n",
-    "no right replacement": "import torch\nx = torch.load('f')\n",
-    "two configurations": (
-        "from accelerate import Accelerator\nAccelerator(dataloader_config=c, even_batches=True)\n"
-    ),
-}
+CASES = read_cases(__file__)
+XM = CASES["texts"]["XM"]
 
 
 def fixed(path: Path) -> str:
@@ -198,23 +24,22 @@ def fixed(path: Path) -> str:
     return path.read_text() if fix is None else fix.data.decode()
 
 
-@pytest.mark.parametrize("name", REWRITES)
-def test_rewrite(tmp_path, name):
-    before, after = REWRITES[name]
-    newline = "\r\n" if name == "windows lines" else "\n"
+def test_rewrites(tmp_path):
     path = tmp_path / "a.py"
-    path.write_bytes(before.replace("\n", newline).encode())
-    apply_fix(plan_fix(path))
-    assert path.read_bytes().decode() == after.replace("\n", newline)
-    ast.parse(path.read_text())
-    assert plan_fix(path) is None, "a second run changes nothing"
+    for name, (before, after) in CASES["rewrites"].items():
+        newline = "\r\n" if name == "windows lines" else "\n"
+        path.write_bytes(before.replace("\n", newline).encode())
+        apply_fix(plan_fix(path))
+        assert path.read_bytes().decode() == after.replace("\n", newline)
+        ast.parse(path.read_text())
+        assert plan_fix(path) is None, "a second run changes nothing"
 
 
-@pytest.mark.parametrize("name", LEFT_ALONE)
-def test_left_alone(tmp_path, name):
+def test_what_has_no_right_replacement_is_left_alone(tmp_path):
     path = tmp_path / "a.py"
-    path.write_text(LEFT_ALONE[name])
-    assert plan_fix(path) is None
+    for code in CASES["left-alone"].values():
+        path.write_text(code)
+        assert plan_fix(path) is None
 
 
 def test_nothing_else_changes(tmp_path):
@@ -441,7 +266,7 @@ def test_a_notebook_whose_sources_are_texts(tmp_path):
     assert cell["source"] == "import torch_xla\ntorch_xla.sync()"
 
 
-# -- running ----------------------------------------------------------------------------------------
+# -- running ------------------------------------------------------------------------------------
 OLD_SCRIPT = """
 import torch
 import torch_xla.core.xla_model as xm

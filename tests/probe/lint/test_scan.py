@@ -1,6 +1,7 @@
 # ruff: noqa: E501 - a case is one line
 """Scanning: no file stops it, it is quick, and the library's own code gives no false alarm."""
 
+import json
 import random
 import sysconfig
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.errors import DataError
+from tpukit.probe.lint.fix import plan_fix
 from tpukit.probe.lint.scan import scan_file, scan_paths, source_files
 from tpukit.probe.lint.source import python_module
 
@@ -153,22 +155,19 @@ def mutated(draw: random.Random) -> str:
     return text
 
 
-def fuzz(folder: Path, count: int, seed: int) -> None:
-    from tpukit.probe.lint.fix import plan_fix
-
-    draw = random.Random(seed)
+@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_fuzzed_code(count, tmp_path):
+    draw = random.Random(count)
     for number in range(count):
         text = mutated(draw)
         notebook = number % 3 == 0
-        path = folder / ("a.ipynb" if notebook else "a.py")
+        path = tmp_path / ("a.ipynb" if notebook else "a.py")
         if notebook and number % 2:
             text = (
                 '{"cells": [{"cell_type": "code", "source": '
                 + repr([text])[: -draw.randrange(1, 5)]
             )
         elif notebook:
-            import json
-
             text = json.dumps(
                 {"cells": [{"cell_type": "code", "source": [text]}, {"source": text}]}
             )
@@ -178,12 +177,3 @@ def fuzz(folder: Path, count: int, seed: int) -> None:
         if fix is not None and not notebook:
             # A notebook's magics, kept as they were, are no Python.
             assert python_module("a.py", fix.data.decode()).tree is not None
-
-
-def test_fuzzed_code(tmp_path):
-    fuzz(tmp_path, 400, seed=1)
-
-
-@pytest.mark.slow
-def test_fuzzed_code_at_length(tmp_path):
-    fuzz(tmp_path, 10_000, seed=2)

@@ -4,8 +4,6 @@
 import json
 import os
 import random
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -13,6 +11,7 @@ from contextlib import suppress
 import pytest
 from forked import MODULE, completed, environment
 from known_logs import LOGS
+from runs import python
 
 from tpukit.errors import DataError
 from tpukit.knowledge.error_table import known_errors
@@ -194,10 +193,7 @@ QUICK_TOOLS = ("pip list", "pip check")
     "tool", [pytest.param(t, marks=() if t in QUICK_TOOLS else pytest.mark.slow) for t in TOOLS]
 )
 def test_log_of_a_tool_gives_no_false_alarm(tmp_path, tool):
-    done = subprocess.run(
-        [sys.executable, *TOOLS[tool]],
-        env=environment(), capture_output=True, text=True, check=False, timeout=240,
-    )  # fmt: skip
+    done = python(*TOOLS[tool])
     path = tmp_path / "log"
     path.write_text(done.stdout + done.stderr)
     assert len(done.stdout) > 20
@@ -224,8 +220,9 @@ def test_torchrun_with_a_rank_that_dies(tmp_path):
 
 
 # -- fuzz ------------------------------------------------------------------------------------------
-def fuzz(path, count: int, seed: int) -> None:
-    draw = random.Random(seed)
+@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_fuzzed_logs(count, tmp_path):
+    draw, path = random.Random(count), tmp_path / "log"
     texts = list(LOGS.values())
     for _ in range(count):
         text = "\n".join(draw.choice(texts) for _ in range(3))
@@ -247,12 +244,3 @@ def fuzz(path, count: int, seed: int) -> None:
         with suppress(DataError):
             log = explain(path)
             assert all(1 <= e.line <= log.lines for e in log.explanations)
-
-
-def test_fuzzed_logs(tmp_path):
-    fuzz(tmp_path / "log", 100, seed=1)
-
-
-@pytest.mark.slow
-def test_fuzzed_logs_at_length(tmp_path):
-    fuzz(tmp_path / "log", 10_000, seed=2)

@@ -1,12 +1,14 @@
 # ruff: noqa: E501 - a case is one line
 """Which line of a log is called the cause: each rule with its near-miss."""
 
-import json
-
 import pytest
-from explained_logs import KEY_ERROR, OOM, STEPS, TORCHRUN, causes, explained
+from cases import read_cases
+from explained_logs import KEY_ERROR, OOM, TORCHRUN, causes, explained
 
-from tpukit.probe.logs.raised_causes import FAILED_CHECK, REPORTED, UNKNOWN
+from tpukit.probe.logs.raised_causes import REPORTED, UNKNOWN
+
+CASES = read_cases(__file__)
+KEYWORD = CASES["texts"]["KEYWORD"]
 
 
 # -- an exception that no table knows ---------------------------------------------------------------
@@ -85,45 +87,13 @@ FrobError: odd"""
     assert "Raised at Cell In[3], line 5: `frob(x)`" in first.cause.replace("In [3]", "Cell In[3]")
 
 
-@pytest.mark.parametrize(
-    ("log", "id"),
-    [
-        ("terminate called after throwing an instance of 'c10::Error'\n  what():  frob is odd\n", FAILED_CHECK.id),
-        ("F1120 10:00:00.123 4711 frob.cc:12] Check failed: frob == 3", FAILED_CHECK.id),
-        ("error: the frobnicator is odd", REPORTED.id),
-        (">       assert f() == 3\nE       AssertionError: assert 2 == 3", "assertion-failed"),
-    ],
-)  # fmt: skip
-def test_failures_without_a_traceback(log, id):
-    assert causes(log) == [id]
+def test_a_failure_that_is_told_without_a_traceback_or_its_class():
+    failures = CASES["failures"].items()
+    assert [(log, id) for log, id in failures if causes(log) != [id]] == []
 
 
-KEYWORD = "Frob.run() got an unexpected keyword argument 'device'"
-
-
-@pytest.mark.parametrize(
-    ("log", "id"),
-    [
-        (f"Frob-OCR inference failed: {KEYWORD}", "keyword-not-taken"),
-        (f"2026-01-01 12:00:00.123 | ERROR    | frob.core:run:12 - {KEYWORD}", "keyword-not-taken"),
-        (f"\x1b[31m\x1b[1mERROR\x1b[0m \x1b[31m{KEYWORD}\x1b[0m", "keyword-not-taken"),
-        (f"> `{KEYWORD}`", "keyword-not-taken"),
-        (f"- **Error**: `TypeError: {KEYWORD}`", "keyword-not-taken"),
-        (f"[Bug]: TypeError: {KEYWORD} when training on two GPUs", "keyword-not-taken"),
-        (json.dumps({"status": "failed", "error": KEYWORD}), "keyword-not-taken"),
-        (f"Error code: 500 - {{'error': {{'message': \"{KEYWORD}\", 'type': 'server_error'}}}}", "keyword-not-taken"),
-        ("worker 3 stopped (ImportError: cannot import name 'frob' from 'torch') after 3 s", "name-not-in-module"),
-        ("Module Not Found Error: No module named ‘frob’", "module-not-found"),
-        ("[Frob] ERROR: Wheel URL not accessible: URL error: [Errno 101] Network is unreachable", "network-failed"),
-        ("run.sh: line 95: /data/frob/make.py: No such file or directory", "file-not-found"),
-        ("❌ Could not restore: Can't get attribute 'Frob' on <module '__main__'>", "unpickled-name-missing"),
-        ("Error: [Errno 13] Permission denied: '/data/x'", "permission-denied"),
-        ("Step failed: ReduceLROnPlateau.step() missing 1 required positional argument: 'metrics'", "scheduler-misused"),
-        ("Step failed: This StandardScaler instance is not fitted yet. Call 'fit' first.", "estimator-not-fitted"),
-    ],
-)  # fmt: skip
-def test_a_program_that_tells_of_an_exception_without_its_class(log, id):
-    assert causes(log) == [id]
+def test_what_tells_of_no_failure_has_no_cause():
+    assert [log for log in CASES["none"]["logs"] if causes(log)] == []
 
 
 @pytest.mark.parametrize(
@@ -139,53 +109,15 @@ def test_a_class_that_the_log_does_not_have_is_not_printed(message, id):
     assert f"`TypeError: {message}`" in explained(f"TypeError: {message}")[0].cause
 
 
-@pytest.mark.parametrize(
-    "log",
-    [f"{KEYWORD}, falling back to the CPU", f"INFO: frob failed: {KEYWORD}", f"Frob says: {KEYWORD}",
-     f"    return fail('{KEYWORD}')", f"Users may see that it failed: {KEYWORD}", "=" * 60,
-     "Using Flash Attention 3: efficient", "[Frob] ERROR: Check logs at: /data/frob/install.log",
-     f"Frob failed: {KEYWORD}\n{STEPS}"],
-)  # fmt: skip
-def test_words_of_a_program_that_tell_of_no_failure(log):
-    assert causes(log) == []
-
-
-@pytest.mark.parametrize(
-    "log",
-    ["W1120 10:00:00.123 4711 frob.cc:12] Check failed softly", "errors: 0", "error rate: 0.13",
-     "/a/b.py:3: UserWarning: frob is odd\n  warn(x)", "Traceback (most recent call last):",
-     "MeanSquaredError: 0.31", "error: 0.1234 accuracy 0.9", "optim.Adam: lr 3", "MaxIteration: 9",
-     "Raises:\n    ValueError: If x is negative.\nKeyError: when it is missing",
-     '  File "/code/a.py", line 3, in f\n    x()\nEpoch: three'],
-)  # fmt: skip
-def test_what_is_not_a_failure(log):
-    assert causes(log) == []
-
-
 def test_an_exception_that_python_ignored():
     ignored = "Exception ignored in: <function Loader.__del__ at 0x7f>\n"
     assert causes(ignored + KEY_ERROR) == []
     assert causes(ignored + KEY_ERROR + KEY_ERROR.replace("labels", "images")) == ["key-missing"]
 
 
-@pytest.mark.parametrize(
-    ("text", "id"),
-    [
-        ("ModuleNotFoundError: No module named 'triton'", "module-not-found"),
-        ("RuntimeError: Internal Triton PTX codegen error", "triton-failed"),
-        ("RuntimeError: Distributed package doesn't have NCCL built in", "nccl-not-built"),
-        ("RuntimeError: the NCCL broadcast has failed", "nccl-error"),
-        ("RuntimeError: frob RNN backward went astray", UNKNOWN.id),
-        ("RuntimeError: cuDNN handle: status 4", "cublas-failed"),
-        ("TypeError: 'NoneType' object is not subscriptable", "none-where-a-value-is-expected"),
-        ("RuntimeError: libtpu has version 3, not 4", "libtpu-version"),
-        ("KeyError: 'XRT_TPU_CONFIG'", "xrt-era"),
-        ("ValueError: unsupported frob protocol: 5", "words-not-supported"),
-        ("AssertionError: too many frobs", "words-value"),
-    ],
-)
-def test_the_narrowest_rule_wins(text, id):
-    assert causes(KEY_ERROR.replace("KeyError: 'labels'", text)) == [id]
+def test_the_narrowest_rule_wins():
+    for text, id in CASES["narrowest"].items():
+        assert causes(KEY_ERROR.replace("KeyError: 'labels'", text)) == [id]
 
 
 # -- texts that led astray --------------------------------------------------------------------------

@@ -72,11 +72,6 @@ def in_a_notebook(text: str) -> str:
     return json.dumps({"outputs": [{"text": text.splitlines(keepends=True)}]}, indent=1)
 
 
-def cut_in_the_middle(text: str) -> str:
-    lines = text.split("\n")
-    return "\n".join(["    return self._call_impl(*args, **kwargs)", *lines[-2:]])
-
-
 DISGUISES = [
     in_colour, by_rank, by_logger, by_glog, by_mpirun, wrapped, in_a_box, from_kaggle,
     in_a_notebook, lambda text: by_glog(wrapped(text)), lambda text: in_colour(by_rank(text)),
@@ -206,19 +201,6 @@ def test_batch_search_takes_the_same_texts_for_out_of_memory():
     memory = {entry.id for entry in known_errors() if entry.topic == "out-of-memory"}
     assert set(OUT_OF_MEMORY) <= memory
     assert {id for id, log in LOGS.items() if is_out_of_memory_text(log)} == memory
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Used 21.84G of 15.75G hbm. Exceeded hbm capacity by 6.10G.",
-        "Allocation (size=6000000000) would exceed memory (size=17179869184)",
-        "CompileTimeHbmOom: program (1.00T) exceeds available HBM (15.75G)",
-        "RuntimeError: Error preparing computation: Out of memory allocating 6000163152 bytes.",
-    ],
-)
-def test_out_of_memory_in_the_compilers_forms(text):
-    assert is_out_of_memory_text(text)
 
 
 HARMLESS = [

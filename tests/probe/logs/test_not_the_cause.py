@@ -2,52 +2,21 @@
 """What is not called the cause: quotations, what a run survived, a progress bar's updates."""
 
 import pytest
+from cases import read_cases
 from explained_logs import KEY_ERROR, OOM, STEPS, TORCHRUN, causes, explained
 
 from tpukit.probe.logs.log_text import drop_updates
 
+CASES = read_cases(__file__)
+
 
 # -- quotations -------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "text",
-    [
-        'The message "CUDA out of memory. Tried to allocate 2.00 GiB" names the process.',
-        "If you see RuntimeError: CUDA out of memory. Tried to allocate, halve the batch.",
-        "train.py:12:    raise RuntimeError('CUDA out of memory. Tried to allocate')",
-        "docs/faq.md:7:CUDA out of memory. Tried to allocate 2 GiB",
-        "commit 8f14e45\nAuthor: me\n\n    Fix CUDA out of memory. Tried to allocate",
-        "- RuntimeError: CUDA out of memory. Tried to allocate: halve the batch",
-        "## CUDA out of memory. Tried to allocate",
-        "docs/faq.md:9:RuntimeError: CUDA out of memory. Tried to allocate",
-        "CUDA out of memory. Tried to allocate: this error is common with long texts",
-        "we saw it twice: first CUDA out of memory. Tried to allocate",
-        "8f14e45 Handle CUDA out of memory. Tried to allocate",
-        "commit c9f0f89 Retry on CUDA out of memory. Tried to allocate",
-        "+    raise RuntimeError('CUDA out of memory. Tried to allocate')",
-        "somebody saw `RuntimeError: CUDA out of memory. Tried to\nallocate 2 GiB` yesterday",
-    ],
-)
-def test_a_quotation_is_not_an_error(text):
-    assert causes(text) == []
+def test_a_quotation_is_not_an_error():
+    assert [text for text in CASES["quotations"]["logs"] if causes(text)] == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        OOM,
-        "RuntimeError: CUDA out of memory. Tried to allocate, if you see this halve the batch",
-        "!!! ERROR during execution: CUDA out of memory. Tried to allocate 2.00 GiB",
-        "2026-11-20 10:00:00,123 - trainer - ERROR - when saving: CUDA out of memory. Tried to allocate",
-        '{"error": "CUDA out of memory. Tried to allocate 2.00 GiB"}',
-        "/code/train.py:12: RuntimeError: CUDA out of memory. Tried to allocate",
-        "train.py:12: CUDA out of memory. Tried to allocate",
-        "../kernels/loss.cu:12: CUDA out of memory. Tried to allocate",
-        "12345678 CUDA out of memory. Tried to allocate",
-        "Exception in device=GPU:0: CUDA out of memory. Tried to allocate",
-    ],
-)
-def test_an_error_that_looks_like_a_quotation(text):
-    assert causes(text) == ["cuda-oom"]
+def test_an_error_that_looks_like_a_quotation():
+    assert [text for text in CASES["errors"]["logs"] if causes(text) != ["cuda-oom"]] == []
 
 
 def test_information_of_nccl_names_no_cause():

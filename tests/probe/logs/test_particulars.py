@@ -1,12 +1,11 @@
 """What an answer takes over from the traceback: values, callers, lines, releases."""
 
 import importlib.util
-import subprocess
-import sys
 from importlib.metadata import version
 
 import pytest
 from explained_logs import explained
+from runs import python
 
 from tpukit.probe.logs.explanations import fill
 
@@ -102,10 +101,7 @@ def test_a_release_that_the_log_names_and_what_broke():
 
 
 def test_the_installed_release_is_named_only_for_a_log_of_this_machine():
-    failed = subprocess.run(
-        [sys.executable, "-c", "from transformers import frobnicate"],
-        capture_output=True, check=False, text=True,
-    ).stderr  # fmt: skip
+    failed = python("-c", "from transformers import frobnicate").stderr
     here = f"Installed here: transformers {version('transformers')}."
     assert here in explained(failed)[0].cause
     file = importlib.util.find_spec("transformers").origin

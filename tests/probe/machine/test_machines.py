@@ -4,6 +4,7 @@
 from pathlib import Path
 
 import pytest
+from cases import read_cases
 from recorded_host import RecordedHost
 
 from tpukit.commands.reports.machine import as_json, for_others
@@ -12,89 +13,7 @@ from tpukit.probe.machine.checks import QUICK, CheckOptions, run_check
 from tpukit.probe.machine.facts import gather
 
 MACHINES = Path(__file__).parent / "machines"
-GIB = 2**30
-
-EXPECTED = {
-    "kaggle-tpu-v5e-8": {
-        "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
-        "verdicts": {
-            "device": "pass", "tpu-free": "pass", "torch-and-torch-xla": "pass", "libtpu": "pass",
-            "variables": "warn", "tensorflow": "pass", "number-formats": "pass", "jax": "pass",
-            "cache": "pass", "cxx-compiler": "skip",
-        },
-    },
-    "colab-tpu": {
-        "kind": "tpu", "place": "Colab", "devices": 1, "memory": 16 * GIB, "bf16": "native",
-        "verdicts": {
-            "device": "pass", "tpu-free": "pass", "torch-and-torch-xla": "pass", "libtpu": "pass",
-            "torchvision": "pass", "jax": "pass", "variables": "pass",
-        },
-    },
-    "kaggle-2xt4": {
-        "kind": "gpu", "place": "Kaggle", "devices": 2, "memory": 15 * GIB, "bf16": "emulated",
-        "verdicts": {
-            "device": "pass", "gpu-architecture": "pass", "driver": "pass",
-            "number-formats": "warn",
-            "gpus-alike": "pass", "torch-and-torch-xla": "pass",
-        },
-    },
-    "h200": {
-        "kind": "gpu", "place": "this machine", "devices": 1, "memory": 143771 * 2**20,
-        "bf16": "native",
-        "verdicts": {
-            "device": "pass", "gpu-architecture": "pass", "driver": "pass",
-            "number-formats": "pass",
-        },
-    },
-    "kaggle-p100-cuda-12.8": {
-        "kind": "gpu", "place": "Kaggle", "devices": 1, "memory": 16384 * 2**20, "bf16": "none",
-        "verdicts": {"gpu-architecture": "fail", "number-formats": "warn", "driver": "pass"},
-    },
-    "laptop": {
-        "kind": "cpu", "place": "this machine", "devices": 1, "memory": 16303428 * 1024,
-        "bf16": "emulated",
-        "verdicts": {
-            "device": "pass", "tpu-free": "skip", "torch-and-torch-xla": "pass",
-            "number-formats": "pass", "libtpu": "skip",
-        },
-    },
-    "laptop-with-torch-tpu": {
-        "kind": "cpu", "place": "this machine", "devices": 1, "memory": 16303428 * 1024,
-        "bf16": "emulated", "verdicts": {"torch-tpu": "fail", "libtpu": "pass"},
-    },
-    "tpu-held-by-another": {
-        "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
-        "verdicts": {"tpu-free": "fail", "device": "pass"},
-    },
-    "tpu-held-by-own-kernel": {
-        "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
-        "verdicts": {"tpu-free": "fail"},
-    },
-    "torch-2.8-torch-xla-2.9": {
-        "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
-        "verdicts": {"torch-and-torch-xla": "fail", "libtpu": "pass"},
-    },
-    "libtpu-too-new": {
-        "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
-        "verdicts": {"torch-and-torch-xla": "pass", "libtpu": "fail"},
-    },
-    "tensorflow-installed": {
-        "kind": "tpu", "place": "Kaggle", "devices": 8, "memory": 16 * GIB, "bf16": "native",
-        "verdicts": {"tensorflow": "warn"},
-    },
-}  # fmt: skip
-
-FIXES = {
-    ("tpu-held-by-another", "tpu-free"): "kill 311",
-    ("tpu-held-by-own-kernel", "tpu-free"): "Restart the notebook's kernel",
-    ("torch-2.8-torch-xla-2.9", "torch-and-torch-xla"): "pip install 'torch==2.9.0'",
-    ("libtpu-too-new", "libtpu"): "pip install 'libtpu==0.0.17.*'",
-    ("tensorflow-installed", "tensorflow"): "pip install tensorflow-cpu",
-    ("kaggle-p100-cuda-12.8", "gpu-architecture"): "T4",
-    ("kaggle-2xt4", "number-formats"): "fp16",
-    ("laptop-with-torch-tpu", "torch-tpu"): "TORCH_DEVICE_BACKEND_AUTOLOAD=0",
-    ("kaggle-tpu-v5e-8", "variables"): "unset TPU_PROCESS_ADDRESSES",
-}
+EXPECTED = read_cases(__file__)
 
 
 def machine(name: str) -> RecordedHost:
@@ -111,33 +30,23 @@ def test_every_recording_is_expected():
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_facts_of_a_machine(name):
+def test_facts_verdicts_and_fixes_of_a_machine(name):
     facts, results = check_all(machine(name))
-    found = as_json(facts, results.values(), ok=True)["hardware"]
-    expected = EXPECTED[name]
+    found, expected = as_json(facts, results.values(), ok=True)["hardware"], EXPECTED[name]
     assert (found["kind"], found["place"]) == (expected["kind"], expected["place"])
     assert len(found["devices"]) == expected["devices"]
     for device in found["devices"]:
-        assert device["memory_bytes"] == expected["memory"]
+        assert device["memory_bytes"] == expected["memory_kib"] * 1024
         assert device["bf16"] == expected["bf16"]
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_verdicts_of_a_machine(name):
-    _, results = check_all(machine(name))
-    wanted = EXPECTED[name]["verdicts"]
+    wanted = expected["verdicts"]
     assert {id: results[id].verdict.status for id in wanted} == wanted
     failing = {id for id, result in results.items() if result.verdict.status == "fail"}
     assert failing == {id for id, status in wanted.items() if status == "fail"}
     for result in results.values():
         assert (result.verdict.fix is not None) == (result.verdict.status in ("warn", "fail"))
         assert "the check itself failed" not in result.verdict.message
-
-
-@pytest.mark.parametrize(("name", "check"), FIXES)
-def test_fix_is_the_command(name, check):
-    _, results = check_all(machine(name))
-    assert FIXES[name, check] in results[check].verdict.fix
+    for check, fix in expected.get("fixes", {}).items():
+        assert fix in results[check].verdict.fix
 
 
 NO_AUTOLOAD = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

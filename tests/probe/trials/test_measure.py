@@ -1,7 +1,6 @@
 """What a measured trial holds for the run that will follow it."""
 
-import subprocess
-import sys
+from runs import printed, python
 
 from tpukit.probe.trials.measure import RUN_BYTES
 
@@ -20,5 +19,4 @@ def test_packing_data_leaves_no_more_memory_than_a_trial_holds_for_it(tmp_path):
     """The first run packs its samples itself, after its memory was limited."""
     script = tmp_path / "packing.py"
     script.write_text(PACKING)
-    said = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
-    assert 0 < int(said.stdout) <= RUN_BYTES * 0.6
+    assert 0 < int(printed(python(script))) <= RUN_BYTES * 0.6

@@ -272,8 +272,6 @@ def test_read_only_data_is_packed_in_the_cache_folder(tmp_path, monkeypatch):
 
 def test_without_any_room_files_are_read_into_memory(tmp_path, monkeypatch, capsys):
     folder = write_samples(tmp_path / "data" / "train", 12)
-    monkeypatch.setattr(packed.shutil, "disk_usage", lambda path: os.statvfs_result)
-    monkeypatch.setattr(os, "statvfs_result", type("Full", (), {"free": 0}), raising=False)
     monkeypatch.setattr(packed.shutil, "disk_usage", lambda path: type("Full", (), {"free": 0}))
     samples = load_samples(list_samples(folder))
     check_samples(samples, 12)
@@ -291,13 +289,9 @@ print(len(samples.ys), float(samples.xs[-1, 0, 0]))
 
 
 def pack_in_child(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PACK, str(folder)],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", PACK, str(folder)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=environment(), **streams)
 
 
 def test_two_processes_at_once_make_one_pack(tmp_path):
@@ -315,7 +309,7 @@ def test_killed_while_packing_the_next_one_packs_anew(tmp_path):
     child = pack_in_child(folder)
     while not list(home.glob(".*.partial/xs.npy")):
         assert child.poll() is None
-        time.sleep(0.002)
+        time.sleep(0.002)  # the moment is short
     child.send_signal(signal.SIGKILL)
     child.communicate()
     assert list(home.glob(".*.partial"))

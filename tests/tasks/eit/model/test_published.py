@@ -61,37 +61,23 @@ class Trap:
         return (print, ("executed",))
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda path: None,
-        lambda path: path.write_bytes(b"no checkpoint"),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(pickle.dumps({"model": Trap()})),
-        lambda path: torch.save({"model": Trap()}, path),
-        lambda path: torch.save({"weights": {}}, path),
-        lambda path: torch.save([1, 2], path),
-        lambda path: torch.save({"model": {"a": 1}}, path),
-        lambda path: torch.save({"model": {1: torch.zeros(1)}}, path),
-        lambda path: path.write_bytes(bytes([128, 2, 101, 46])),
-        lambda path: path.write_bytes(b"0."),
-        lambda path: path.write_bytes(b"]e."),
-    ],
-    ids=[
-        "missing",
-        "text",
-        "empty",
-        "pickle",
-        "trap",
-        "no-model",
-        "list",
-        "no-tensors",
-        "integer-keys",
-        "unknown-opcode",
-        "empty-stack",
-        "no-mark",
-    ],
-)
+NO_CHECKPOINTS = {
+    "missing": lambda path: None,
+    "text": lambda path: path.write_bytes(b"no checkpoint"),
+    "empty": lambda path: path.write_bytes(b""),
+    "pickle": lambda path: path.write_bytes(pickle.dumps({"model": Trap()})),
+    "trap": lambda path: torch.save({"model": Trap()}, path),
+    "no model": lambda path: torch.save({"weights": {}}, path),
+    "list": lambda path: torch.save([1, 2], path),
+    "no tensors": lambda path: torch.save({"model": {"a": 1}}, path),
+    "integer keys": lambda path: torch.save({"model": {1: torch.zeros(1)}}, path),
+    "unknown opcode": lambda path: path.write_bytes(bytes([128, 2, 101, 46])),
+    "empty stack": lambda path: path.write_bytes(b"0."),
+    "no mark": lambda path: path.write_bytes(b"]e."),
+}
+
+
+@pytest.mark.parametrize("write", NO_CHECKPOINTS.values(), ids=NO_CHECKPOINTS)
 def test_anything_else_is_refused(tmp_path, write, capsys):
     path = tmp_path / "file.pt"
     write(path)

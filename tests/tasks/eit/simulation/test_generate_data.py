@@ -1,18 +1,17 @@
 import hashlib
-import math
-import os
 import signal
 import subprocess
-import sys
 import time
+import uuid
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from runs import failure, popen, result, tpukit
+from disks import mounted
+from runs import MARK, failure, popen, result, tpukit, wait_for_end, wait_until
 
-from tpukit.errors import ConfigError, DataError, JobError
+from tpukit.errors import ConfigError, DataError
 from tpukit.io.workers import map_ordered
 from tpukit.tasks.eit.data.samples import read_sample
 from tpukit.tasks.eit.generate import (
@@ -103,14 +102,14 @@ def test_killed_again_and_again_the_bytes_are_the_same(made, tmp_path):
     command = ("data", "eit", "--out", folder, "--n", 60, "--start", 190, "--workers", 2)
     seen = set()
     for _ in range(2):
-        process = popen(*command)
+        mark = uuid.uuid4().hex
+        process = popen(*command, env={MARK: mark})
         before = len(list(folder.glob("*/*.npz")))
         while process.poll() is None and len(list(folder.glob("*/*.npz"))) < before + 9:
             time.sleep(0.005)
-        workers = children_of(process.pid)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        wait_until_gone(workers)
+        wait_for_end(mark)
         seen.add(len(list(folder.glob("*/*.npz"))))
     assert len(seen) > 1
     fields = result(tpukit(*command, "--json"))
@@ -123,46 +122,17 @@ def test_killed_again_and_again_the_bytes_are_the_same(made, tmp_path):
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
 def test_interrupted_it_says_how_to_go_on(tmp_path, number):
-    folder = tmp_path / "data"
-    process = popen("data", "eit", "--out", folder, "--n", 4000, stderr=subprocess.PIPE)
-    while not list(folder.glob("train/*.npz")):
-        assert process.poll() is None
-        time.sleep(0.01)
-    workers = children_of(process.pid)
+    folder, mark = tmp_path / "data", uuid.uuid4().hex
+    words = ("data", "eit", "--out", folder, "--n", 4000)
+    process = popen(*words, env={MARK: mark}, stderr=subprocess.PIPE)
+    wait_until(lambda: [*folder.glob("train/*.npz")], process)
     process.send_signal(number)
     told = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + number
     assert "of 4,000 samples" in told and f"goes on: tpukit data eit --out {folder}" in told
     # Nor a warning of the tracker of its semaphores.
     assert "Traceback" not in told and "resource_tracker" not in told
-    wait_until_gone(workers)
-
-
-def children_of(pid: int) -> list[int]:
-    import psutil
-
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    import psutil
-
-    deadline = time.monotonic() + 30
-    while any(psutil.pid_exists(pid) and is_running(pid) for pid in pids):
-        assert time.monotonic() < deadline, "a worker outlived its parent"
-        time.sleep(0.05)
-
-
-def is_running(pid: int) -> bool:
-    import psutil
-
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    wait_for_end(mark)
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -208,80 +178,41 @@ def test_command_line_errors_are_short(tmp_path):
     assert "difference" in failure(tpukit("data", "eit", "--labels", "colours"))
 
 
-needs_mount = pytest.mark.skipif(
-    os.geteuid() != 0 or sys.platform != "linux", reason="mounting needs root on Linux"
-)
+def test_too_small_a_disk_is_seen_before_anything_is_made(tmp_path):
+    with mounted(tmp_path / "disk", "size=2m") as folder:
+        with pytest.raises(DataError, match=r"1,000 samples take 0\.07 GB") as raised:
+            make_dataset(SimulatedData(1000, workers=1), folder / "data")
+        assert raised.value.id == "disk-full"
 
 
-@pytest.fixture
-def tmpfs(tmp_path):
-    """Mounts small file systems."""
-    mounted = []
-
-    def mount(options: str) -> Path:
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-        if subprocess.run(command, check=False, capture_output=True).returncode:
-            pytest.skip("mounting is not permitted")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
-@needs_mount
-def test_too_small_a_disk_is_seen_before_anything_is_made(tmpfs):
-    folder = tmpfs("size=2m")
-    with pytest.raises(DataError, match=r"1,000 samples take 0\.07 GB") as raised:
-        make_dataset(SimulatedData(1000, workers=1), folder / "data")
-    assert raised.value.id == "disk-full"
-
-
-@needs_mount
-def test_a_disk_that_fills_up_on_the_way_then_more_room(tmpfs):
+def test_a_disk_that_fills_up_on_the_way_then_more_room(tmp_path):
     """No more than 40 files fit: full in the middle. After remounting, the command goes on."""
-    folder = tmpfs("size=60m,nr_inodes=40")
-    command = ("data", "eit", "--out", folder / "data", "--n", 60)
-    told = failure(tpukit(*command), code=1)
-    assert "disk is full" in told and "goes on" in told
-    there = list((folder / "data").glob("*/*.npz"))
-    assert 10 < len(there) < 40
-    assert all(np.load(path)["xs"].shape == (128, 128) for path in there)
-    assert not list((folder / "data").rglob("*.part*"))
-    subprocess.run(["mount", "-o", "remount,nr_inodes=9999", str(folder)], check=True)
-    result(tpukit(*command, "--json"))
+    with mounted(tmp_path / "disk", "size=60m,nr_inodes=40") as folder:
+        command = ("data", "eit", "--out", folder / "data", "--n", 60)
+        told = failure(tpukit(*command), code=1)
+        assert "disk is full" in told and "goes on" in told
+        there = list((folder / "data").glob("*/*.npz"))
+        assert 10 < len(there) < 40
+        assert all(np.load(path)["xs"].shape == (128, 128) for path in there)
+        assert not list((folder / "data").rglob("*.part*"))
+        subprocess.run(["mount", "-o", "remount,nr_inodes=9999", str(folder)], check=True)
+        result(tpukit(*command, "--json"))
 
 
-@needs_mount
-def test_read_only_folder(tmpfs):
-    folder = tmpfs("size=60m")
-    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
-    with pytest.raises(DataError, match="Read-only") as raised:
-        make_dataset(SimulatedData(10, workers=1), folder / "data")
-    assert "--out" in raised.value.hint
+def test_read_only_folder(tmp_path):
+    with mounted(tmp_path / "disk", "ro") as folder:
+        with pytest.raises(DataError, match="Read-only") as raised:
+            make_dataset(SimulatedData(10, workers=1), folder / "data")
+        assert "--out" in raised.value.hint
 
 
 # -- workers ---------------------------------------------------------------------------------------
-
-
-def test_chunks_come_back_in_order():
-    found = list(map_ordered(math.factorial, range(20), 3))
-    assert found == [math.factorial(i) for i in range(20)]
 
 
 def test_a_workers_error_arrives_with_hint_and_id(tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.npz cannot be read") as raised:
         list(map_ordered(read_sample, [tmp_path / "nowhere.npz"], 2))
     assert raised.value.hint and raised.value.id == "data"
-
-
-def test_a_killed_worker_is_an_error_not_a_hang():
-    with pytest.raises(JobError, match="worker process was killed") as raised:
-        list(map_ordered(signal.raise_signal, [signal.SIGKILL], 2))
-    assert raised.value.hint
 
 
 def test_splits_by_number():
