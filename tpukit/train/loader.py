@@ -68,14 +68,12 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
         self._stacks = not overrides(task, "collate")
 
     def __getitem__(self, micro: MicroBatch) -> Batch | TpukitError:
-        (epoch, sample), is_worker = (
-            (micro.keys or (micro.filler,))[0],
-            get_worker_info() is not None,
-        )
+        first = (micro.keys or (micro.filler,))[0]
+        is_worker = get_worker_info() is not None
         # Beside the thread that trains, its draws would be taken back.
         alone = is_worker or threading.current_thread() is threading.main_thread()
         try:
-            with global_draws(self.seed, epoch, sample) if alone else nullcontext():
+            with global_draws(self.seed, first.epoch, first.sample) if alone else nullcontext():
                 batch = self.batch(micro)
             if is_worker:
                 put_in_shared_memory(batch.values())
