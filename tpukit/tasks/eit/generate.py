@@ -273,13 +273,10 @@ def _write_normalisation(data: SimulatedData, folder: Path) -> None:
     """`mean.pth` and `std.pth`, tensors (1, 16, 13), over the samples that train."""
     # Here: the workers start without torch.
     from tpukit.tasks.eit.data.dataset import Normalisation, save_normalisation
+    from tpukit.tasks.eit.data.samples import read_sample
 
-    voltages = []
-    for index in range(data.start, data.start + data.n):
-        if split_name(index) == "train":
-            with np.load(_file_of(folder, index), allow_pickle=False) as fields:
-                voltages.append(fields["ys"].ravel())
-    of_all = np.stack(voltages)
+    trained = (i for i in range(data.start, data.start + data.n) if split_name(i) == "train")
+    of_all = np.stack([read_sample(_file_of(folder, index))[0] for index in trained])
     mean, std = of_all.mean(0, np.float64), of_all.std(0, np.float64, ddof=1)
     with writing_errors(folder):
         values = Normalisation(mean.astype(np.float32), std.astype(np.float32))
