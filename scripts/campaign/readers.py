@@ -119,11 +119,11 @@ def _code(path: Path, content: bytes) -> None:
 
 
 def _table(path: Path, content: bytes) -> None:
-    from tpukit.tasks.images.data.listing import read_table
+    from tpukit.tasks.images.data.listing import labelled, table_rows
     from tpukit.tasks.images.settings import ImagesConfig
 
     path.write_bytes(content)
-    read_table(path, ImagesConfig(data_path=str(path.parent)))
+    labelled(path, table_rows(path), ImagesConfig(data_path=str(path.parent)), path.parent, None)
 
 
 def _image(path: Path, content: bytes) -> None:
