@@ -100,8 +100,7 @@ def test_the_same_losses_weights_and_answers(runs, way):  # type: ignore[no-unty
     told = runs.train(way, hardware, *options)
     assert runs.losses(way) == pytest.approx(runs.losses("whole"), rel=1e-4)
     whole = parameters(runs.folder / "whole")
-    # Adam divides by the gradients' size: a norm's weight that began at 0 has moved by little else.
-    assert relative_difference(parameters(runs.folder / way), whole) < 3e-4
+    assert relative_difference(parameters(runs.folder / way), whole) < 1e-4
     if "tpu" in hardware:
         assert told["compilations_after_warmup"] == 0
         assert told["graphs"]["train"] == 1 + ("--accumulate" in options)
