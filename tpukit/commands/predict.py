@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tpukit.commands.running import Use
     from tpukit.hardware.backend import Backend
     from tpukit.registry.trained import TrainedTask
+    from tpukit.train.run_folder import TrainedRun
 
     Log = Callable[[str], None]
 
@@ -78,6 +79,8 @@ def prediction(
     if trained.run is None:
         raise ConfigError("Predictions need a run.", "Give the folder of one.")
     averaged = [_averaged(trained, other) for other in others]
+    for run in (trained.run, *(other.run for other in averaged)) if averaged else ():
+        _require_finished(run)
     request = PredictionRequest(
         trained.run, **vars(options), options=build_own(trained.task, "predict", own),
         averaged=averaged,
@@ -89,6 +92,8 @@ def prediction(
     method = trained.task.predict
 
     def predicted(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
+        if where := request.run.unfinished:
+            log(f"Warning: the run in {request.run.path} is not finished ({where}).")
         found = method(model, backend, request, log)
         fields: dict[str, Any] = plain(expect(found, dict, method, "a dict of JSON fields"))
         if sample is not None and backend.is_main:
@@ -102,13 +107,26 @@ def _averaged(trained: TrainedTask, other: TrainedTask) -> AveragedRun:
     """Another run, as one of the first's task. Raises ConfigError where that is not averaged."""
 
     task = trained.task
-    if not task.averages_runs or other.run is None or type(other.task) is not type(task):
+    same = type(other.task) is type(task) or (
+        type(task).source is not None and type(other.task).source == type(task).source
+    )
+    if not task.averages_runs or other.run is None or not same:
         raise ConfigError(
             f"several --run: predictions of task {task.name!r} are not averaged"
             + (f" with those of {other.task.name!r}." if task.averages_runs else "."),
             "Give one run, or several of the task images.",
         )
     return AveragedRun(other.run, other.task, other.model_on)
+
+
+def _require_finished(run: TrainedRun) -> None:
+    """Raises ConfigError for a run that was stopped: it would count as much as the others."""
+    if run.unfinished:
+        raise ConfigError(
+            f"several --run: the run in {run.path} is not finished ({run.unfinished}).",
+            "Finish it with its training command, or name the checkpoint that is meant:"
+            f" --run {run.checkpoint.path}",
+        )
 
 
 def _written(fields: dict[str, Any], request: PredictionRequest) -> Path:

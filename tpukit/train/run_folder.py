@@ -182,6 +182,9 @@ class TrainedRun:
     task_config: dict[str, Any]
     train_config: dict[str, Any]
     checkpoint: Checkpoint
+    unfinished: str | None = None
+    """Last step of a run that is not at its end (`step 5 of 125, never validated`); None: it is,
+    its length is unknown, or one checkpoint of it was named."""
 
     def weights(self) -> dict[str, Any]:
         """The EMA weights where the run kept them, else the trained ones; on the CPU."""
@@ -210,17 +213,38 @@ def open_run(path: Path, log: Callable[[str], None]) -> TrainedRun:
     name = str(settings.pop("name", checkpoint.state.task))
     source = settings.pop("source", None)
     train_config = dict(config.get("train", {}))
-    return TrainedRun(folder.path, name, source, settings, train_config, checkpoint)
+    unfinished = None if is_checkpoint else _unfinished(folder, config)
+    return TrainedRun(folder.path, name, source, settings, train_config, checkpoint, unfinished)
+
+
+def _unfinished(folder: RunFolder, config: Mapping[str, Any]) -> str | None:
+    """See `TrainedRun.unfinished`; `config`: the run's tables."""
+    decided, patience = config.get("decided", {}), config.get("train", {}).get("early_stopping")
+    try:
+        state = _latest_state(folder)
+        step, total = int(state["step"]), int(decided["total_steps"])
+        if step >= total or (patience and int(state.get("since_best", 0)) >= patience):
+            return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    unseen = decided.get("validation_samples") and not state.get("best")
+    return f"step {step} of {total}" + (", never validated" if unseen else "")
 
 
 def read_last_best(folder: RunFolder) -> dict[str, float]:
     """The best metric by name and its `step`, as the latest checkpoint has it; else empty."""
-    name = read_pointer(folder.checkpoints / "latest") or ""
     try:
-        best = json.loads((folder.checkpoints / name / STATE_FILE).read_bytes())["best"]
+        best = _latest_state(folder)["best"]
         return {str(key): float(value) for key, value in best.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _latest_state(folder: RunFolder) -> dict[str, Any]:
+    """What the latest checkpoint's `state.json` holds. Raises what its reading raises."""
+    name = read_pointer(folder.checkpoints / "latest") or ""
+    state: dict[str, Any] = json.loads((folder.checkpoints / name / STATE_FILE).read_bytes())
+    return state
 
 
 def _best_checkpoint(folder: RunFolder, log: Callable[[str], None]) -> Checkpoint:

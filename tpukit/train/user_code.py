@@ -131,24 +131,35 @@ def _users_calls(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]
 USER_MODULE = "tpukit_user_"
 """What the names of such modules begin with."""
 _importing: set[str] = set()
+_imported: dict[Path, tuple[bytes, ModuleType]] = {}
+"""The user's files that were imported: content and module."""
 _folders: dict[str, frozenset[str]] = {}
 """The folders of the user's files, and the modules that were there before each."""
 
 
 def import_user_file(path: Path, option: str) -> ModuleType:
-    """The module of a file that an option names. Raises ConfigError where it cannot be imported."""
+    """The module of a file that an option names; the same one again until the file changes.
+
+    Raises ConfigError where it cannot be imported.
+    """
     refuse_while_importing()
     if not path.is_file():
         raise ConfigError(f"{option}: there is no file {path}.", "Check the path before the colon.")
     module_name = f"{USER_MODULE}{option.strip('-')}_{path.stem}"
+    content, place = path.read_bytes(), path.resolve()
+    before, known = _imported.get(place, (None, None))
+    if known is not None and before == content and known is sys.modules.get(module_name):
+        import_from(place.parent)
+        return known
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # DataLoader workers find a class again by its module's name.
     sys.modules[module_name] = module
-    import_from(path.resolve().parent)
+    import_from(place.parent)
     with _failure_named(str(path), option, f"`python {path}` shows the whole traceback."):
         spec.loader.exec_module(module)
+    _imported[place] = content, module
     return module
 
 
