@@ -21,15 +21,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	PATH="$(abspath $(BIN)):$$PATH" bash docs/demo.sh
 
-# Tests and, beside them, linter, formatter, types and the import contract; names what failed.
+# Tests and, beside them, linter, formatter, types and the import contract; names what failed, and
+# what was left in the checkout.
 test: install
-	@$(MAKE) --keep-going --jobs 2 pytest lint
+	@scripts/leaves_nothing.sh $(MAKE) --keep-going --jobs 2 pytest lint
 
 pytest: install
 	$(PYTEST)
 
 slow: install
-	$(PYTEST) -m slow --part $(PART) --until $(UNTIL)
+	@scripts/leaves_nothing.sh $(PYTEST) -m slow --part $(PART) --until $(UNTIL)
 
 lint: ruff format mypy imports
 

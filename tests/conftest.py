@@ -24,7 +24,7 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 LEFT_OUT = "left out: no time"
-GRACE_SECONDS = 1800
+GRACE_SECONDS = 1200
 """What tests that have begun may still take after the time that `--until` gives."""
 
 
@@ -89,13 +89,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(LEFT_OUT)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Names the tests that were left out."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Names, at the very end, the tests that were left out or passed on their second try alone."""
+    yield
     skipped = terminalreporter.getreports("skipped")
-    names = [report.nodeid for report in skipped if LEFT_OUT in str(report.longrepr)]
-    if names:
-        terminalreporter.section(f"{len(names)} tests left out: no time")
-        terminalreporter.write_line("\n".join(names))
+    tried, passed = (
+        {report.nodeid for report in terminalreporter.getreports(outcome)}
+        for outcome in ("rerun", "passed")
+    )
+    for what, names in {
+        LEFT_OUT: [report.nodeid for report in skipped if LEFT_OUT in str(report.longrepr)],
+        "passed on the second try": sorted(tried & passed),
+    }.items():
+        if names:
+            terminalreporter.section(f"{len(names)} tests {what}")
+            terminalreporter.write_line("\n".join(names))
 
 
 @pytest.fixture(autouse=True)
