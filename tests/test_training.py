@@ -167,6 +167,24 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, whole):
     assert same_bytes(run, whole[0])
 
 
+def test_files_that_others_leave_in_a_run_change_nothing(tmp_path, whole):
+    """Jupyter's and the Finder's, and a copy that somebody made of a checkpoint."""
+    run = tmp_path / "run"
+    shutil.copytree(whole[0], run)
+    for folder in (latest(run), run / "logs", run / "checkpoints"):
+        (folder / ".ipynb_checkpoints").mkdir()
+        (folder / ".DS_Store").write_bytes(b"Finder")
+    shutil.copytree(latest(run), run / "checkpoints" / "step-00000041-copy")
+    again = tpukit(*BASE, "--max-steps", "40", "--results-dir", run)
+    assert "is finished" in again.stdout and "Skipping" not in again.stdout, again.stderr
+    tested = result(tpukit("test", "--run", run, "--hw", "cpu", "--json"))
+    assert tested["metrics"]["loss"] > 0
+    copied = tmp_path / "copied"
+    further = tpukit(*BASE, "--max-steps", "40", "--results-dir", copied, "--resume-from", run)
+    assert further.returncode == 0, further.stderr
+    assert {f.name for f in latest(copied).iterdir()} >= {"state.json", "note.txt"}
+
+
 def test_a_non_finite_loss_is_named_and_no_checkpoint_follows(tmp_path):
     run = tmp_path / "run"
     arguments = [*BASE, "--max-steps", "40", "--results-dir", run, "--set", "bad=17"]

@@ -53,6 +53,8 @@ def test_weights_agree_after_20_steps(tmp_path, reference, way):
     assert left["tied"]
     assert left["exchanged"]
     assert left["loaded"]
+    main, *others = left["copied"]
+    assert main == len(left["parameters"]) and not any(others)
     own, whole = left["shard_sizes"]
     assert left["shard_sizes_after_loading"] == left["shard_sizes"]
     if "sharded" in way:

@@ -160,8 +160,10 @@ def main() -> None:
     exchange(list(trained.values()), list(moments.values()))
     backend.load(moments, host)
     loaded = backend.to_host(moments)
+    copied = len(backend.to_host(parameters, main_only=True))
     left = {
         "parameters": host,
+        "copied": backend.all_gather_objects(copied),
         "loss_and_norm": loss_and_norm,
         "compilations": compiled,
         "compilations_after_reading": backend.compilations(),

@@ -1,6 +1,8 @@
 """Checkpoints survive damage, a full disk and a reader in between."""
 
+import concurrent.futures
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from tpukit.train.checkpoint import (
     list_checkpoints,
     newest_good,
     open_checkpoint,
+    point,
+    point_as_recorded,
     read_pointer,
     write_checkpoint,
 )
@@ -114,3 +118,52 @@ def test_a_full_disk_keeps_what_was_there(small_disk):
     assert "step-00000002" in caught.value.message and "disk" in caught.value.hint
     assert newest_good(small_disk, print).state.step == 1
     assert read_pointer(small_disk / "best") is None
+
+
+def test_what_a_notebook_or_a_desktop_leaves_in_a_checkpoint_is_not_read(tmp_path):
+    path = write_checkpoint(tmp_path, snapshot(3))
+    (path / ".ipynb_checkpoints").mkdir()
+    (path / ".DS_Store").write_bytes(b"Finder")
+    (path / "ema.safetensors.bak").write_bytes(b"a copy")
+    (tmp_path / "step-00000009.bak").mkdir()
+    checkpoint = newest_good(tmp_path, pytest.fail)
+    assert checkpoint.artifacts() == {"mean.bin": b"mean"}
+    assert checkpoint.stream() is None
+    writer = BackgroundWriter(tmp_path)
+    for step in (4, 5):
+        writer.write(snapshot(step), is_best=False)
+    writer.close()
+    assert (tmp_path / "step-00000009.bak").is_dir()
+
+
+def test_a_checkpoint_made_the_best_one_keeps_all_else(tmp_path):
+    path = write_checkpoint(tmp_path, snapshot(3))
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    writer = BackgroundWriter(tmp_path)
+    writer.record_best(3, {"loss": 0.5, "step": 3.0})
+    writer.close()
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.state.best == {"loss": 0.5, "step": 3.0}
+    assert read_pointer(tmp_path / "best") == path.name
+    changed = {name for name, content in before.items() if (path / name).read_bytes() != content}
+    assert changed == {"state.json"}
+
+
+def test_pointers_that_a_killed_writer_left_behind_are_put_right(tmp_path):
+    write_checkpoint(tmp_path, snapshot(1))
+    point(tmp_path / "best", "step-00000001")
+    state = replace(snapshot(2).state, best={"loss": 0.5, "step": 2.0})
+    newest = write_checkpoint(tmp_path, replace(snapshot(2), state=state))
+    point(tmp_path / "latest", "step-00000001")
+    point_as_recorded(open_checkpoint(newest))
+    assert {read_pointer(tmp_path / name) for name in ("latest", "best")} == {newest.name}
+
+
+def test_a_failed_write_is_raised_without_another_one(tmp_path):
+    writer = BackgroundWriter(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints").write_text("no folder")
+    writer.write(snapshot(1), is_best=False)
+    concurrent.futures.wait([writer._pending])
+    with pytest.raises(JobError, match="step-00000001 could not be written"):
+        writer.check()
+    writer.close()

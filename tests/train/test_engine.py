@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 from dataclasses import replace
 from itertools import combinations
 
@@ -12,13 +13,14 @@ from fake_backend import FakeBackend
 from tiny_task import Rows, Tiny, Weighted
 from torch import nn
 
-from tpukit.errors import ConfigError, NonFiniteLossError, UsageError
+from tpukit.errors import ConfigError, JobError, NonFiniteLossError, UsageError
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 from tpukit.io.interrupts import StopRequest
-from tpukit.train import plan
+from tpukit.train import checkpoint, plan
 from tpukit.train.checkpoint import open_checkpoint
 from tpukit.train.config import TrainConfig
+from tpukit.train.engine import Engine
 from tpukit.train.learner import build_learner, load_learner, weighted_sums
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
@@ -131,6 +133,58 @@ def test_a_step_in_which_nothing_counts_has_no_gradient(request_for):
     rows = [row for row in read_metrics(request.folder) if row["kind"] == "train"]
     assert rows[1]["gradient_norm"] == 0 and math.isnan(rows[1]["loss"])
     assert all(math.isfinite(row["loss"]) for row in (rows[0], rows[2]))
+
+
+class Solved(Tiny):
+    """A loss of exactly 0."""
+
+    def loss(self, model, batch):
+        return {"loss": 0 * super().loss(model, batch)["loss"]}
+
+
+def test_a_loss_of_zero_is_a_number(request_for):
+    lines = []
+    train_run(request_for(Solved()), FakeBackend(), lines.append)
+    assert "Done: 6 steps, loss 0." in lines
+
+
+def test_the_host_holds_one_copy_of_the_state(request_for, monkeypatch):
+    """The write before has ended when the next snapshot is made."""
+    write, ends = checkpoint._write_files, []
+
+    def slow(partial, snapshot):
+        time.sleep(0.2)
+        write(partial, snapshot)
+        ends.append(snapshot.state.step)
+
+    def snapshot(self):
+        assert ends == [*range(1, self.step)]
+        return take(self)
+
+    take = Engine.snapshot
+    monkeypatch.setattr(checkpoint, "_write_files", slow)
+    monkeypatch.setattr(Engine, "snapshot", snapshot)
+    train_run(request_for(ckpt_every=1), FakeBackend(), silent)
+    assert ends == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_failed_write_ends_the_run_before_the_next_one(request_for, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    class Steps(Tiny):
+        made = 0
+
+        def loss(self, model, batch):
+            self.made += model.training
+            time.sleep(0.01 * (self.made > 50))
+            return super().loss(model, batch)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    task = Steps()
+    with pytest.raises(JobError, match="step-00000050 could not be written"):
+        train_run(request_for(task, max_steps=200, ckpt_every=50), FakeBackend(), silent)
+    assert task.made < 100
 
 
 def test_the_best_validation_is_what_open_run_gives(request_for):

@@ -185,8 +185,13 @@ class Devices(Protocol):
         Each rank loads its own rows, which are split over its devices here.
         """
 
-    def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole (unsharded) copies on the CPU. Every rank must call it."""
+    def to_host(
+        self, tensors: Mapping[str, Tensor], *, main_only: bool = False
+    ) -> dict[str, Tensor]:
+        """Whole (unsharded) copies on the CPU. Every rank must call it.
+
+        main_only: no other rank than the main one holds copies, and they get an empty dict.
+        """
 
     def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         """Copies whole host tensors into (possibly sharded) device tensors of the same names."""

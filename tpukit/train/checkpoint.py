@@ -7,9 +7,11 @@ SHA-256 of every file. A reader never sees half of one: the folder appears by a 
 
 import hashlib
 import json
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ KEPT = 2
 STATE_FILE = "state.json"
 STREAM_FILE = "stream.pt"
 TENSOR_FILES = ("model", "ema", "optimizer")
+FOLDER_NAME = re.compile(r"step-\d{8,}")
+"""What names a checkpoint, not a copy of one (`step-00001000.bak`)."""
 
 
 @dataclass(frozen=True)
@@ -69,20 +73,27 @@ def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
 
     On any failure what was there stays as it was, and the partial folder is removed.
     """
-    final = folder / f"step-{snapshot.state.step:08d}"
-    try:
+    final = folder / name_of(snapshot.state.step)
+    with _errors_of(final):
         with replacing_folder(final) as partial:
             _write_files(partial, snapshot)
-            if final.exists():
+            if final.exists():  # damaged: the run went on from one before it
                 _take_away(final)
         point(folder / "latest", final.name)
+    return final
+
+
+@contextmanager
+def _errors_of(checkpoint: Path) -> Iterator[None]:
+    """Turns what fails while a checkpoint is written into an error that says what to do."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         raise JobError(
-            f"Checkpoint {final.name} could not be written to {folder}: {error}.",
+            f"Checkpoint {checkpoint.name} could not be written to {checkpoint.parent}: {error}.",
             "Free disk space and run the same command again: the checkpoint before is intact.",
             id="checkpoint-write",
         ) from error
-    return final
 
 
 def _write_files(partial: Path, snapshot: Snapshot) -> None:
@@ -98,8 +109,23 @@ def _write_files(partial: Path, snapshot: Snapshot) -> None:
     body = {"format": FORMAT, **asdict(snapshot.state), "sha256": sums}
     body["sha256_of_this"] = _sum_of_values(body)
     path = partial / STATE_FILE
-    path.write_text(json.dumps(body, indent=1), encoding="utf-8")
+    path.write_bytes(_text_of_state(body))
     sync_file(path)
+
+
+def _record_best(checkpoint: Path, best: Mapping[str, float]) -> None:
+    """Makes a written checkpoint's own validation the best one so far."""
+    path = checkpoint / STATE_FILE
+    body = json.loads(path.read_bytes())
+    body |= {"best": dict(best), "since_best": 0}
+    del body["sha256_of_this"]
+    body["sha256_of_this"] = _sum_of_values(body)
+    write_file(path, _text_of_state(body))
+    point(checkpoint.parent / "best", checkpoint.name)
+
+
+def _text_of_state(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, indent=1).encode()
 
 
 def _sum_of_values(body: Mapping[str, Any]) -> str:
@@ -114,6 +140,10 @@ def _sync_and_sum(path: Path) -> str:
 def point(pointer: Path, name: str) -> None:
     """Writes a name into a pointer file (`latest`, `best`)."""
     write_file(pointer, (name + "\n").encode())
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def remove_superseded(folder: Path) -> None:
@@ -139,7 +169,7 @@ def _take_away(path: Path) -> None:
 
 
 class BackgroundWriter:
-    """Writes snapshots one at a time on a thread; a failure surfaces at the next call.
+    """Writes snapshots one at a time on a thread; a failure surfaces at the next call of any.
 
     `after` is called there when a checkpoint is written.
     """
@@ -155,11 +185,24 @@ class BackgroundWriter:
         self.wait()
         self._pending = self._pool.submit(self._write, snapshot, is_best)
 
+    def record_best(self, step: int, best: Mapping[str, float]) -> None:
+        """Makes the checkpoint of `step`, which is written, the best one."""
+        self.wait()
+        checkpoint = self.folder / name_of(step)
+        with _errors_of(checkpoint):
+            _record_best(checkpoint, best)
+
+    def check(self) -> None:
+        """Raises the error of a write that has failed; waits for nothing."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
     def _write(self, snapshot: Snapshot, is_best: bool) -> None:
         path = write_checkpoint(self.folder, snapshot)
-        if is_best:
-            point(self.folder / "best", path.name)
-        remove_superseded(self.folder)
+        with _errors_of(path):
+            if is_best:
+                point(self.folder / "best", path.name)
+            remove_superseded(self.folder)
         self._after()
 
     def wait(self) -> None:
@@ -183,28 +226,29 @@ class Checkpoint:
 
     path: Path
     state: TrainState
+    files: frozenset[str]
+    """Names of the files that were written, without the state's: nothing else is read."""
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors of `model`, `ema` or `optimizer`; empty where that file is not kept."""
-        path = self.path / f"{name}.safetensors"
-        return load_file(path) if path.exists() else {}
+        file = f"{name}.safetensors"
+        return load_file(self.path / file) if file in self.files else {}
 
     def stream(self) -> bytes | None:
         """Position of the training stream; None without one, or where it keeps no position."""
-        path = self.path / STREAM_FILE
-        return path.read_bytes() if path.exists() else None
+        return (self.path / STREAM_FILE).read_bytes() if STREAM_FILE in self.files else None
 
     def artifacts(self) -> dict[str, bytes]:
         """The run's small files by name."""
-        skipped = {STATE_FILE, STREAM_FILE, *(f"{name}.safetensors" for name in TENSOR_FILES)}
-        return {
-            p.name: p.read_bytes() for p in sorted(self.path.iterdir()) if p.name not in skipped
-        }
+        other = {STREAM_FILE, *(f"{name}.safetensors" for name in TENSOR_FILES)}
+        return {name: (self.path / name).read_bytes() for name in sorted(self.files - other)}
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """All checkpoint folders, the newest first."""
-    return sorted((p for p in folder.glob("step-*") if p.is_dir()), reverse=True)
+    found = (path for path in folder.glob("step-*") if path.is_dir())
+    numbered = {int(path.name[5:]): path for path in found if FOLDER_NAME.fullmatch(path.name)}
+    return [numbered[step] for step in sorted(numbered, reverse=True)]
 
 
 def read_pointer(pointer: Path) -> str | None:
@@ -213,7 +257,21 @@ def read_pointer(pointer: Path) -> str | None:
         name = pointer.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
-    return name if name.startswith("step-") and (pointer.parent / name).is_dir() else None
+    return name if FOLDER_NAME.fullmatch(name) and (pointer.parent / name).is_dir() else None
+
+
+def point_as_recorded(checkpoint: Checkpoint) -> None:
+    """Points `latest` and `best` at what a checkpoint says of them.
+
+    A killed writer may have left them behind, or ahead of a checkpoint that was damaged since.
+    """
+    folder = checkpoint.path.parent
+    names = {"latest": checkpoint.path.name}
+    if step := checkpoint.state.best.get("step"):
+        names["best"] = name_of(int(step))
+    for pointer, name in names.items():
+        if read_pointer(folder / pointer) != name and (folder / name).is_dir():
+            point(folder / pointer, name)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -240,7 +298,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
             raise CheckpointError(
                 f"{file} is damaged: its SHA-256 is not the one that was recorded."
             )
-    return Checkpoint(path, state)
+    return Checkpoint(path, state, frozenset(sums))
 
 
 def newest_good(folder: Path, log: Callable[[str], None]) -> Checkpoint | None:

@@ -92,6 +92,9 @@ class Engine:
                         self.stopped_early = True
                         break
 
+                if self.writer is not None:
+                    self.writer.check()
+
                 # a signal or the clock, the same decision in every rank
                 if any(self.backend.all_gather_objects(self.stop.is_set)):
                     break
@@ -189,7 +192,7 @@ class Engine:
             return
         since_best = self.since_best
         if self._is_best(scores):
-            self.save(is_best=True)
+            self._record_best()
         # A validation that an uninterrupted run would not make ends no run early.
         self.since_best = min(self.since_best, since_best)
 
@@ -198,21 +201,27 @@ class Engine:
         with self.monitor.pause():
             self.monitor.require_finite(self.learner.first_bad_step())
             with self.stop.saving():
+                if self.writer is not None:
+                    self.writer.wait()  # else the host would hold two copies of the state
                 snapshot = self.snapshot()
                 self.monitor.watch.done("save")
                 if self.writer is not None:
                     self.writer.write(snapshot, is_best=is_best)
             self._saved_step = self.step
 
+    def _record_best(self) -> None:
+        """Makes the checkpoint of this step, which is saved, the best one."""
+        if self.writer is not None:
+            with self.stop.saving():
+                self.writer.record_best(self.step, self.best)
+
     def snapshot(self) -> Snapshot:
-        """The whole state after this step, copied to the host. Every rank must call it."""
+        """The whole state after this step, copied to the main rank's host. Every rank calls it."""
         learner, backend = self.learner, self.backend
-        tensors = {
-            "model": backend.to_host(learner.model_tensors()),
-            "optimizer": backend.to_host(learner.optimizer_state.tensors()),
-        }
+        kept = {"model": learner.model_tensors(), "optimizer": learner.optimizer_state.tensors()}
         if learner.ema:
-            tensors["ema"] = backend.to_host(learner.ema.weights)
+            kept["ema"] = learner.ema.weights
+        tensors = {name: backend.to_host(each, main_only=True) for name, each in kept.items()}
         states = backend.all_gather_objects(backend.state())
         state = TrainState(
             step=self.step,

@@ -71,7 +71,8 @@ def _import_run(
     for name in sorted({newest.path.name, best or newest.path.name}):
         with replacing_folder(folder.checkpoints / name) as made:
             source_folder = origin.checkpoints / name
-            shutil.copytree(source_folder, made, copy_function=shutil.copyfile, dirs_exist_ok=True)
+            for file in filter(Path.is_file, source_folder.iterdir()):
+                shutil.copyfile(file, made / file.name)
     if best:
         point(folder.checkpoints / "best", best)
     point(folder.checkpoints / "latest", newest.path.name)

@@ -15,7 +15,7 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.lock import mark_ending
 from tpukit.io.units import format_bytes
-from tpukit.train.checkpoint import KEPT, BackgroundWriter, Checkpoint
+from tpukit.train.checkpoint import KEPT, BackgroundWriter, Checkpoint, point_as_recorded
 from tpukit.train.data import StreamPlan, is_stream
 from tpukit.train.engine import Engine
 from tpukit.train.learner import Learner, load_learner
@@ -133,6 +133,8 @@ def _train_from(
     with ExitStack() as stack:
         run_log, writer = None, None
         if backend.is_main:
+            if checkpoint is not None:
+                point_as_recorded(checkpoint)
             cut_metrics(folder, learner.steps_done)
             write_config(folder, _config_tables(plan, backend))
             run_log = RunLog(folder, log)
@@ -260,7 +262,8 @@ def _log_end(engine: Engine, result: TrainingResult, log: RunLog) -> None:
             f" {engine.since_best}; best {plan.best.describe(engine.best)}."
         )
     elif result.finished:
-        log.text(f"Done: {result.steps} steps, loss {result.loss or math.nan:.4g}.")
+        loss = math.nan if result.loss is None else result.loss
+        log.text(f"Done: {result.steps} steps, loss {loss:.4g}.")
     elif engine.stopped_by is not None:
         # For people it is the error that follows; nobody may be there to read that.
         name = signal.Signals(engine.stopped_by).name

@@ -64,7 +64,7 @@ class RunFolder:
         files = [self.config, self.metrics, self.log, self.lock, self.report, self.tests]
         files.append(self.path / "loss.png")
         files += [self.checkpoints / name for name in ("latest", "best")]
-        files += self.logs.iterdir()
+        files += self.logs.glob("rank-*.txt")
         for file in files:
             if os.path.lexists(file) and not file.is_file():
                 raise UsageError(

@@ -268,11 +268,15 @@ class EagerBackend(TorchOps):
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self.collectives.all_gather_objects(value)
 
-    def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: self.parallelism.whole(tensor).to("cpu", copy=True)
-            for name, tensor in tensors.items()
-        }
+    def to_host(
+        self, tensors: Mapping[str, Tensor], *, main_only: bool = False
+    ) -> dict[str, Tensor]:
+        copies = {}
+        for name, tensor in tensors.items():
+            whole = self.parallelism.whole(tensor)
+            if self.is_main or not main_only:
+                copies[name] = whole.to("cpu", copy=True)
+        return copies
 
     @torch.no_grad()
     def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

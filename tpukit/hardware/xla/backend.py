@@ -268,8 +268,11 @@ class XlaBackend(XlaOps):
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self.collectives.all_gather_objects(value)
 
-    def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.mesh.to_host(tensors)
+    def to_host(
+        self, tensors: Mapping[str, Tensor], *, main_only: bool = False
+    ) -> dict[str, Tensor]:
+        host = self.mesh.to_host(tensors)
+        return host if self.is_main or not main_only else {}
 
     @torch.no_grad()
     def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
