@@ -247,8 +247,10 @@ class ModelSteps(Protocol):
     ) -> AbstractContextManager[Callable[[Tensor], None]]:
         """Around one forward and backward pass of an optimizer step.
 
-        Gives the backward pass of a *sum* (not mean) over this rank's rows, scaled under fp16.
-        Gradients accumulate until `step`; they are reduced once, after the last micro-batch.
+        Gives the backward pass of this rank's part of a loss that is the sum of the ranks' parts.
+        It runs on the part times the ranks, times the scale under fp16: user code in it sees what
+        it sees in a loop of torch whose gradients DDP averages. Gradients accumulate until `step`;
+        they are reduced once, after the last micro-batch.
         """
 
     def step(
@@ -263,8 +265,8 @@ class ModelSteps(Protocol):
         """Reduces the gradients, divides them by `weight`, clips, steps, updates the EMA weights.
 
         lr: the step's rate; a group's own is `lr` times its `lr_scale`.
-        weight: the step's total weight over all ranks (0-d, on the device), so that the gradient
-            is that of the weighted mean over the whole step.
+        weight: what the sum of the step's losses is to be divided by (0-d, on the device): its
+            total weight over all ranks, in the unit that the losses were divided by before.
 
         Returns the norm of that gradient before clipping (0-d; not finite when an fp16 step was
         skipped). Gradients are cleared. `finish` ends the step.

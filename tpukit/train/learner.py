@@ -171,6 +171,8 @@ class Learner:
         device = backend.device
         self.window = torch.zeros(MOST_SUMS, device=device)
         self._step_totals = torch.zeros(MOST_SUMS, device=device)
+        self._unit = torch.zeros((), device=device)
+        """The weight of the step's first micro-batch, which its backward passes divide by."""
         self._first_bad = torch.zeros((), device=device)
         self._norms = _fresh_norms(device)
 
@@ -202,18 +204,31 @@ class Learner:
                 if before is not None and interrupt is not None and interrupt(index + 1):
                     self.undo_passes(before)
                     return False
-                backward(part[1])
+                sums = self.backend.all_reduce_sum(part.detach()) if first else part.detach()
+                self._choose_unit(sums[0], len(batch["mask"]))
+                backward(part[1] / self._unit)
                 # In place, so that every micro-batch is the same graph.
                 self._step_totals += part.detach()
-        step_totals = self.backend.all_reduce_sum(self._step_totals)
+        totals = sums if len(batches) == 1 else self.backend.all_reduce_sum(self._step_totals)
         # The gradient of a step in which nothing counts is zero.
-        total = torch.where(step_totals[0] == 0, 1.0, step_totals[0])
+        total = torch.where(totals[0] == 0, 1.0, totals[0])
         average = self.ema.update(weight) if self.ema else None
         norm = self.backend.step(
-            self.optimizer, lr=lr, weight=total, clip_norm=self.clip_norm, average=average
+            self.optimizer,
+            lr=lr,
+            weight=total / self._unit,
+            clip_norm=self.clip_norm,
+            average=average,
         )
-        self._after(step_totals, total, norm)
+        self._after(totals, total, norm)
         return True
+
+    @torch.no_grad()
+    def _choose_unit(self, weight: Tensor, rows: int) -> None:
+        """Keeps the first micro-batch's weight for the step: what user code sees in a backward pass
+        (hooks, autograd functions) is the gradient of a mean."""
+        weight = torch.where(weight == 0, float(rows), weight)
+        self._unit.copy_(torch.where(self._unit == 0, weight, self._unit))
 
     def changed_by_passes(self) -> tuple[BackendState, dict[str, Tensor]]:
         """What a forward pass changes: random generators and buffers."""
@@ -227,7 +242,7 @@ class Learner:
         self.backend.load_state(state)
         for name, tensor in self.backend.unwrap(self.model).named_buffers():
             tensor.copy_(buffers[name])
-        self._step_totals.zero_()
+        self._begin_anew()
         self.optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
@@ -238,7 +253,11 @@ class Learner:
         is_first = ~torch.isfinite(totals[1]) & (self._first_bad == 0)
         self._first_bad.copy_(torch.where(is_first, self.window[0], self._first_bad))
         self._update_norms(norm.detach().float())
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._step_totals.zero_()
+        self._unit.zero_()
 
     def _update_norms(self, norm: Tensor) -> None:
         finite = torch.isfinite(norm)

@@ -52,7 +52,7 @@ def test_same_bits_each_time_when_deterministic():
 def test_fp16_keeps_its_scaler_on_the_device():
     backend = open_backend(HardwareOptions(hw="gpu", devices=1, precision="fp16", compile=False))
     train(backend)
-    state = {"scaler": {"scale": 2.0**7, "growth_tracker": 3.0}}
+    state = {"scaler": {"scale_of_mean": 2.0**7, "growth_tracker": 3.0}}
     assert backend.state()["scaler"] != state["scaler"]
     backend.load_state(state)
     assert backend.state()["scaler"] == state["scaler"]

@@ -226,8 +226,8 @@ class EagerBackend(TorchOps):
             yield self.backward
 
     def backward(self, loss: Tensor) -> None:
-        self.update.begin(loss, self.all_reduce_sum)
-        self.update.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
+        # Of the ranks' mean, as DDP has it in any loop: hooks of user code see a rank's own.
+        self.update.scale_loss(loss * self.world_size).backward()  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def step(
@@ -241,7 +241,7 @@ class EagerBackend(TorchOps):
     ) -> Tensor:
         rates = [group["lr"] for group in optimizer.param_groups]
         set_rates(optimizer, lr)
-        divisor = weight * self.update.gradient_scale()
+        divisor = weight * (self.world_size * self.update.gradient_scale())
         raw_norm = self.parallelism.norm(gradients_of(optimizer))
         norm = raw_norm / divisor
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)

@@ -1,7 +1,6 @@
 """The update of an eager step: clip, scale, step, in as few passes over memory as there can be."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -10,12 +9,12 @@ from torch.amp.grad_scaler import GradScaler
 from tpukit.hardware.modules import local
 from tpukit.hardware.optimizers import gradients_of
 
+SCALE = "scale_of_mean"
+"""The name of the scale in a checkpoint."""
+
 
 class PlainUpdate:
-    """Turns summed gradients into a step: of fp32 and bf16."""
-
-    def begin(self, loss: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Before each backward pass of a rank's loss, a sum over its rows."""
+    """Turns gradients into a step: of fp32 and bf16."""
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         return loss
@@ -42,18 +41,6 @@ class ScaledUpdate(PlainUpdate):
     def __init__(self, scaler: GradScaler, device: torch.device) -> None:
         self.scaler = scaler
         self.device = device
-        self.begun = False
-        """Whether the scale is that of this loss, or a checkpoint's."""
-
-    def begin(self, loss: Tensor, over_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Starts at the scale that torch starts a mean with: a sum would overflow at first."""
-        if self.begun:
-            return
-        self.begun = True
-        total = float(over_ranks(loss.detach().float().abs()))
-        if math.isfinite(total) and total > 1:
-            first = self.scaler.get_scale() / 2.0 ** math.ceil(math.log2(total))
-            self.set_state({"scale": first, "growth_tracker": 0.0})
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         scaled: Tensor = self.scaler.scale(loss)
@@ -71,15 +58,15 @@ class ScaledUpdate(PlainUpdate):
         self.scaler.update()
 
     def state(self) -> dict[str, float]:
-        if not self.begun:
-            return {}
         state = self.scaler.state_dict()
-        return {"scale": float(state["scale"]), "growth_tracker": float(state["_growth_tracker"])}
+        growth = float(state["_growth_tracker"])
+        return {SCALE: float(state["scale"]), "growth_tracker": growth}
 
     def set_state(self, state: Mapping[str, float]) -> None:
-        self.begun = True
+        if SCALE not in state:  # an older checkpoint's, of a sum
+            return
         current = self.scaler.state_dict()
-        current["scale"] = state["scale"]
+        current["scale"] = state[SCALE]
         current["_growth_tracker"] = int(state["growth_tracker"])
         self.scaler.load_state_dict(current)
 

@@ -150,6 +150,4 @@ class SteppingScaler(GradScaler):
 def _update(precision: Precision) -> PlainUpdate:
     if precision != "fp16":
         return PlainUpdate()
-    update = ScaledUpdate(SteppingScaler("cpu"), torch.device("cpu"))
-    update.begun = True
-    return update
+    return ScaledUpdate(SteppingScaler("cpu"), torch.device("cpu"))
