@@ -38,7 +38,7 @@ def evaluate_classes(
     images = _test_images(task, request, log)
     images = images.part(request.chosen(range(len(images))))
     if task.config.damaged == "stop":
-        check_headers(images.files)
+        check_headers(images.files, values=task.values)
     probabilities, readable = class_probabilities(task, model, backend, images, request.batch_size)
     if not backend.is_main:
         return {}
@@ -146,7 +146,7 @@ def _report(
     draw_confusion(confusion, confusion_matrix(predicted, labels, len(images.classes)),
                    images.classes)  # fmt: skip
     worst = worst_mistakes(probabilities, labels)[:SHOWN_MISTAKES]
-    draw_mistakes(mistakes, images, probabilities, worst, task.input.side)
+    draw_mistakes(mistakes, images, probabilities, worst, task.input.side, task.values)
     low, high = intervals["accuracy"]
     log(
         f"{len(images)} images of {len(images.classes)} classes: accuracy"

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpukit.io.files import write_picture
+from tpukit.tasks.images.data.depth import ValueRange
 from tpukit.tasks.images.data.files import decode
 from tpukit.tasks.images.data.listing import LabelledImages
 
@@ -49,6 +50,7 @@ def draw_mistakes(
     probabilities: NDArray[np.float32],
     places: NDArray[np.int64],
     side: int,
+    values: ValueRange | None = None,
 ) -> None:
     """A PNG of the images at `places`, each with its class, the predicted one and its share."""
     from matplotlib.figure import Figure
@@ -62,7 +64,7 @@ def draw_mistakes(
         cells[0].text(0, 0.5, "no mistakes", fontsize=10)
     for cell, place in zip(cells, places, strict=False):
         best = int(probabilities[place].argmax())
-        cell.imshow(decode(images.files[place], side))
+        cell.imshow(decode(images.files[place], side, values))
         title = (
             f"{images.classes[images.labels[place]]}\npredicted {images.classes[best]}"
             f" {probabilities[place, best]:.0%}\n{Path(images.files[place]).name}"

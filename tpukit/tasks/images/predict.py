@@ -91,7 +91,7 @@ def check_images(task: ImageTraining, request: PredictionRequest) -> None:
                 "Average runs of the same classes.",
             )
     if task.config.damaged == "stop":
-        check_headers(files)
+        check_headers(files, values=task.values)
 
 
 def _first_difference(these: Sequence[str] | None, those: Sequence[str] | None) -> str:

@@ -5,6 +5,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from tpukit.errors import ConfigError
 from tpukit.io.ranges import Range, range_problems, setting
+from tpukit.tasks.images.data.depth import ValueRange
 
 SHARE = Range(0, 1, whole=False)
 RATE = Range(0, 0.999, whole=False)
@@ -74,6 +75,9 @@ class ImagesConfig:
     damaged_row: str = "frequencies"
     """What `predict` writes for them: frequencies (of the classes in training; as a label the most
     frequent class), uniform, or a class."""
+    value_range: str | None = None
+    """Values that are black and white in images of more than 8 bits, MIN:MAX (default: by the
+    smallest and the largest of the data set)."""
     tta: Literal["none", "flip"] = "none"
     """Test-time augmentation of `test` and `predict`: flip averages with the mirrored image."""
     probabilities: bool = False
@@ -92,6 +96,10 @@ class ImagesConfig:
             elif hint in (str, str | None) and value is not None:
                 # What is named by a number is read as one by `--set`.
                 object.__setattr__(self, name, str(value))
+        try:
+            _ = self.value_range and ValueRange.parse(self.value_range)
+        except ValueError:
+            problems.append(f"value_range {self.value_range!r} is not MIN:MAX, two numbers.")
         problems += [
             f"metrics: there is no {name!r}; there are {', '.join(METRIC_NAMES)}."
             for name in self.chosen

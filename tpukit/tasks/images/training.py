@@ -17,6 +17,7 @@ from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Batch, ModelOps, ParameterGroup
 from tpukit.io.process import is_first_rank
 from tpukit.tasks.images.data import augmentation, listing
+from tpukit.tasks.images.data.depth import SHALLOW_SUFFIXES, SIXTEEN_BITS, ValueRange, range_of
 from tpukit.tasks.images.data.files import NO_IMAGE, ImageFiles, check_headers
 from tpukit.tasks.images.metrics import chosen_metrics
 from tpukit.tasks.images.model import classifier
@@ -25,8 +26,11 @@ from tpukit.train.task import Datasets, MicroBatch, Sample, Task, stack_samples
 
 CLASSES_FILE = "classes.json"
 COUNTS_FILE = "class_counts.json"
-ELSEWHERE = ("data_path", "table", "folder", "id_column", "label_column", "tta", "probabilities",
-             "metrics", "damaged", "damaged_row", "classes", "pretrained")  # fmt: skip
+RANGE_FILE = "value_range.json"
+ELSEWHERE = (
+    "data_path", "table", "folder", "id_column", "label_column", "tta", "probabilities", "metrics",
+    "damaged", "damaged_row", "classes", "pretrained", "value_range",
+)  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
 ADDED = ("fold", "fold_column", "group_column", "class_weights")
 """Settings that are recorded where they are used."""
@@ -44,13 +48,17 @@ class ImageTraining(Task):
         *,
         class_names: Sequence[str] | None = None,
         class_counts: Sequence[int] | None = None,
+        values: ValueRange | None = SIXTEEN_BITS,
         **settings: Any,
     ) -> None:
         """Settings are the fields of `ImagesConfig`.
 
         class_names, class_counts: a run's classes and their training images; None: the data's.
+        values: a run's scale of images of more than 8 bits; None: each has its own.
         """
         self.config = ImagesConfig(**settings)
+        given = self.config.value_range
+        self.values = values if given is None else ValueRange.parse(given)
         classifier.require_model(self.config.model)
         self.class_names = None if class_names is None else tuple(class_names)
         self.class_counts = None if class_counts is None else tuple(class_counts)
@@ -72,7 +80,7 @@ class ImageTraining(Task):
         train, valid = listing.find_training_images(self.config, self.class_names)
         for remark in listing.remarks(self.config, train) if is_first_rank() else ():
             print(remark, file=sys.stderr, flush=True)
-        check_headers(train.files, valid.files, skip=self.config.damaged == "skip")
+        self._find_range(train.files, valid.files)
         self.class_names, self.class_counts = train.classes, train.class_counts()
         return Datasets(
             self.samples(train, augment=True),
@@ -80,17 +88,33 @@ class ImageTraining(Task):
             artifacts={
                 CLASSES_FILE: json.dumps(list(train.classes)).encode(),
                 COUNTS_FILE: json.dumps(list(self.class_counts)).encode(),
+                **({} if self.values is None else {RANGE_FILE: self.values.to_json()}),
             },
             identity={"data": f"{train.digest()}{valid.digest()}"},
         )
 
+    def _find_range(self, *parts: Sequence[str]) -> None:
+        """Finds damaged files, and the scale of those of more than 8 bits unless a run has one."""
+        kinds = check_headers(*parts, skip=self.config.damaged == "skip")
+        if self.config.value_range is not None or self.class_names is not None:
+            return
+        files = (file for part in parts for file in part)
+        unread = [f for f in files if not (f in kinds or f.lower().endswith(SHALLOW_SUFFIXES))]
+        self.values, line = range_of(kinds, unread)
+        if line is not None and is_first_rank():
+            print(line, file=sys.stderr, flush=True)
+
     def samples(self, images: listing.LabelledImages, *, augment: bool = False) -> ImageFiles:
         """A data set of these images."""
         skip = self.config.damaged == "skip"
-        return ImageFiles(images, self.input.side, augment=augment, skip_damaged=skip)
+        return ImageFiles(
+            images, self.input.side, augment=augment, skip_damaged=skip, values=self.values
+        )
 
     def identity(self) -> dict[str, Any]:
         values = {n: value for n, value in asdict(self.config).items() if n not in ELSEWHERE}
+        if self.values not in (None, SIXTEEN_BITS):
+            values["value_range"] = str(self.values)
         # Older runs do not record them.
         return {n: v for n, v in values.items() if n not in ADDED or v != getattr(ImagesConfig, n)}
 
@@ -102,7 +126,12 @@ class ImageTraining(Task):
         # Older runs kept no counts.
         counts = json.loads(artifacts.get(COUNTS_FILE, b"null"))
         names = json.loads(artifacts[CLASSES_FILE])
-        return type(self)(class_names=names, class_counts=counts, **asdict(self.config))
+        # Neither did they keep a scale.
+        kept = artifacts.get(RANGE_FILE)
+        values = None if kept is None else ValueRange.from_json(kept)
+        return type(self)(
+            class_names=names, class_counts=counts, values=values, **asdict(self.config)
+        )
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """The pixels of a decoded image, with the draws of mixup and cutmix."""

@@ -7,106 +7,80 @@ pixels: what else is damaged is met when it is decoded.
 import os
 import sys
 import time
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image
 
 from tpukit.errors import DataError
 from tpukit.io.process import is_first_rank
 from tpukit.io.progress import Progress
+from tpukit.tasks.images.data.depth import (
+    SHALLOW_SUFFIXES,
+    UNREADABLE,
+    Kind,
+    ValueRange,
+    grey_by_itself,
+    kind_of,
+    large_images_meant,
+    opened,
+    require_kind,
+    values_of,
+)
 from tpukit.tasks.images.data.listing import LabelledImages
 
 DRAFT_FACTOR = 4
 """A JPEG is decoded at the smallest of its scales that is this many times the input's side."""
-LARGEST_PIXELS = 2**29
-"""More than a photograph has; the header of a damaged file may name any number."""
-DEEP_MODES = ("I", "I;16", "I;16B", "I;16L", "F")
-UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-"""What Pillow raises for a file that is damaged, or not an image."""
+DAMAGED = "damaged-image"
+"""Id of the errors about files that cannot be read."""
 DAMAGED_HINT = (
     "Replace or remove what is damaged. Where that is not possible: --set damaged=skip trains and"
     " tests without such files, and predicts the frequencies of the training classes for them."
 )
 
 
-def decode(file: str, side: int) -> Image.Image:
+def decode(file: str, side: int, values: ValueRange | None = None) -> Image.Image:
     """An image file in RGB: grey, 16-bit, CMYK and palette images are converted.
 
     side: of the model's input; a JPEG that is much larger is decoded at a smaller scale.
+    values: the scale of images of more than 8 bits; None: each has its own, as in earlier runs.
 
-    Raises DataError naming a file that is damaged or not an image.
+    Raises DataError naming a file that is damaged, not an image, or not of the kind that the scale
+    is for.
     """
     try:
-        with large_images_meant(), _opened(file) as image:
-            return _as_rgb(image, side)
+        with large_images_meant(), opened(file) as image:
+            return _as_rgb(file, image, side, values)
     except UNREADABLE as error:
         raise DataError(
             f"{file}: not an image that can be read ({_reason(file, error)}).",
             DAMAGED_HINT,
-            id="damaged-image",
+            id=DAMAGED,
         ) from error
-
-
-def header_problem(file: str) -> str | None:
-    """Why a file cannot be read, as far as its header shows it; None: it shows nothing."""
-    try:
-        with _opened(file):
-            return None
-    except UNREADABLE as error:
-        return _reason(file, error)
-
-
-@contextmanager
-def large_images_meant() -> Iterator[None]:
-    """Silences Pillow's warnings of large images; `LARGEST_PIXELS` bounds them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        warnings.simplefilter("ignore", UserWarning)
-        yield
-
-
-def _opened(file: str) -> ImageFile.ImageFile:
-    image = Image.open(file)
-    width, height = image.size
-    if width * height > LARGEST_PIXELS:
-        image.close()
-        raise ValueError(f"{width} x {height} pixels")
-    return image
 
 
 def _reason(file: str, error: Exception) -> str:
     return str(error).replace(repr(file), "it") or type(error).__name__
 
 
-def _as_rgb(image: ImageFile.ImageFile, side: int) -> Image.Image:
+def _as_rgb(file: str, image: Image.Image, side: int, values: ValueRange | None) -> Image.Image:
     image.draft("RGB", (DRAFT_FACTOR * side, DRAFT_FACTOR * side))
-    if image.mode in DEEP_MODES:
-        return _from_deep(image)
+    kind = kind_of(image)
+    if values is not None:
+        require_kind(file, kind, values)
+    if kind != "8 bits":
+        found = values_of(image)
+        grey = grey_by_itself(found, kind) if values is None else values.grey(found)
+        return Image.fromarray(grey).convert("RGB")
     if image.mode in ("P", "LA", "PA", "RGBA") or "transparency" in image.info:
         # Transparent pixels have any colour: they are shown on white.
         opaque = Image.new("RGBA", image.size, "white")
         opaque.alpha_composite(image.convert("RGBA"))
         return opaque.convert("RGB")
     return image.convert("RGB")
-
-
-def _from_deep(image: Image.Image) -> Image.Image:
-    """16 bits and floating point by their own range: Pillow would cut values above 255 off."""
-    pixels = np.asarray(image, dtype=np.float64)
-    largest = float(np.fmax.reduce(pixels, None, initial=0.0))
-    if image.mode == "F":
-        most = next((most for most in (1.0, 255.0) if largest <= most), largest)
-    else:
-        most = 65535.0 if largest > 255 or image.mode.startswith("I;16") else 255.0
-    grey = np.clip(pixels * (255.0 / most), 0, 255).astype(np.uint8)
-    return Image.fromarray(grey).convert("RGB")
 
 
 # -- damaged files, by their headers ---------------------------------------------------------------
@@ -121,32 +95,42 @@ MOST_SECONDS = 60.0
 """For all headers; files that are left are met when they are read."""
 
 
-def check_headers(*parts: Sequence[str], skip: bool = False) -> None:
-    """Looks at the headers of all files of a data set's parts, in the first rank alone.
+def check_headers(
+    *parts: Sequence[str], skip: bool = False, values: ValueRange | None = None
+) -> dict[str, Kind]:
+    """The kind of each file's values, by the headers of all files of a data set's parts.
+
+    Ranks but the first leave out formats of 8 bits, and what is damaged.
 
     skip: damaged files are one line on standard error, and an error where a part has no others.
+    values: the scale that the files are for.
 
-    Raises DataError naming the damaged files.
+    Raises DataError naming the damaged files, or one of another kind than the scale's.
     """
-    if not is_first_rank():
-        return
     files = [file for part in parts for file in part]
-    damaged = damaged_headers(files)
-    if not damaged:
-        return
+    if not is_first_rank():
+        files = [file for file in files if not file.lower().endswith(SHALLOW_SUFFIXES)]
+    kinds, damaged = read_headers(files)
+    if values is not None:
+        for file, kind in kinds.items():
+            require_kind(file, kind, values)
+    if not damaged or not is_first_rank():
+        return kinds
     message = f"{len(damaged)} of {len(files)} images cannot be read: {name_files(list(damaged))}"
     first = next(iter(damaged.values()))
     if not skip or any(part and damaged.keys() >= {*part} for part in parts):
-        raise DataError(f"{message} (the first: {first}).", DAMAGED_HINT, id="damaged-image")
+        raise DataError(f"{message} (the first: {first}).", DAMAGED_HINT, id=DAMAGED)
     print(f"{message}. They are left out; in training the next image takes their place.",
           file=sys.stderr, flush=True)  # fmt: skip
+    return kinds
 
 
-def damaged_headers(files: Sequence[str]) -> dict[str, str]:
-    """The files whose headers cannot be read, each with the reason."""
-    found: dict[str, str] = {}
+def read_headers(files: Sequence[str]) -> tuple[dict[str, Kind], dict[str, str]]:
+    """The kind of the files' values, and those whose headers cannot be read, with the reason."""
+    kinds: dict[str, Kind] = {}
+    damaged: dict[str, str] = {}
     ends = time.monotonic() + MOST_SECONDS
-    label, enabled = "reading image headers", len(files) >= MANY
+    label, enabled = "reading image headers", is_first_rank() and len(files) >= MANY
     with (
         Progress(label, len(files), enabled=enabled) as progress,
         ThreadPoolExecutor(THREADS) as threads,
@@ -157,10 +141,22 @@ def damaged_headers(files: Sequence[str]) -> dict[str, str]:
                 progress.message(f"{label} took too long: {len(files) - start} are left.")
                 break
             some = files[start : start + AT_ONCE]
-            problems = threads.map(header_problem, some)
-            found |= {f: why for f, why in zip(some, problems, strict=True) if why is not None}
+            for file, (kind, problem) in zip(some, threads.map(_header, some), strict=True):
+                if problem is None:
+                    kinds[file] = kind
+                else:
+                    damaged[file] = problem
             progress.update(start + len(some))
-    return found
+    return kinds, damaged
+
+
+def _header(file: str) -> tuple[Kind, str | None]:
+    """The kind of a file's values, and why it cannot be read, as far as its header shows it."""
+    try:
+        with opened(file) as image:
+            return kind_of(image), None
+    except UNREADABLE as error:
+        return "8 bits", _reason(file, error)
 
 
 def name_files(files: Sequence[str]) -> str:
@@ -186,6 +182,7 @@ NO_IMAGE = -1
 class ImageFiles:
     """Decoded images with their labels; `ImagesTask.draw` makes arrays of them.
 
+    values: the scale of images of more than 8 bits; see `decode`.
     skip_damaged: a file that cannot be read is a black image without a label; while training
         (`augment`) the next image takes its place. Else it is a DataError.
     """
@@ -195,6 +192,7 @@ class ImageFiles:
     _: KW_ONLY
     augment: bool
     skip_damaged: bool = False
+    values: ValueRange | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -205,6 +203,8 @@ class ImageFiles:
             try:
                 return self._sample((index + offset) % len(self))
             except DataError as error:
+                if error.id != DAMAGED:
+                    raise
                 problem = error
         if self.augment or not self.skip_damaged:
             raise problem
@@ -212,5 +212,5 @@ class ImageFiles:
         return {"image": blank, "label": NO_IMAGE, "augment": False}
 
     def _sample(self, index: int) -> dict[str, Any]:
-        image = decode(self.images.files[index], self.side)
+        image = decode(self.images.files[index], self.side, self.values)
         return {"image": image, "label": self.images.labels[index], "augment": self.augment}
