@@ -159,6 +159,72 @@ def test_templates_see_what_they_look_for(tmp_path: Path) -> None:
     assert [*map(int, example.learned)] == whole["assistant_masks"][: len(example.tokens)]
 
 
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}"
+    "<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ZEPHYR = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content + eos_token }}{% endgeneration %}{% else %}{{ m.content + eos_token }}{% endif %}"
+    "\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+LLAMA_2 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}(INST) {{ m.content }} (/INST)"
+    "{% else %}{% generation %} {{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("blank", ["first", "always"])
+@pytest.mark.parametrize("template", [CHATML, ZEPHYR, LLAMA_2], ids=["ChatML", "Zephyr", "Llama 2"])
+def test_an_answer_has_the_tokens_of_the_whole_text(
+    tmp_path: Path, template: str, blank: str
+) -> None:
+    """Of tokenizers that write a blank before every text, or after each special token."""
+    write_tokenizer(tmp_path, chat=template, spaces=True)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace('"first"', f'"{blank}"'))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    asked = PromptStyle(Columns("text", "answer", None), chat=True)
+    chat = load_tokenizer(str(tmp_path)).for_chat()
+    several, one = (PromptFormat(chat, 900, style) for style in (turns, asked))
+    draw = random.Random(2)
+
+    def text() -> str:
+        return "Bob" + "".join(draw.choices(["Ann", " ", "who?", "\u00e9", "came"], k=6)) + "x"
+
+    roles = ("user", "assistant", "user", "assistant")
+    for _ in range(20):
+        messages = [{"role": role, "content": text()} for role in roles]
+        last = messages[3]["content"]
+        example = several.example(Row(1, "1", json.dumps(messages[:3]), last))
+        single = one.example(Row(1, "1", messages[2]["content"], last))
+        for found, said in ((example, messages), (single, messages[2:])):
+            whole = theirs.apply_chat_template(
+                said, return_assistant_tokens_mask=True, return_dict=True
+            )
+            assert found is not None
+            count = len(found.tokens)
+            assert found.tokens == whole["input_ids"][:count]
+            mask = whole["assistant_masks"][:count]
+            assert sum(mask) == found.targets == sum(whole["assistant_masks"])
+            assert found.learned is None or mask == [*map(int, found.learned)]
+
+
+def test_an_answer_after_a_template_has_the_tokens_of_the_whole_text(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, spaces=True)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    style = PromptStyle(Columns("text", "answer", None), "{text}\nwho?\n")
+    example = PromptFormat(load_tokenizer(str(tmp_path)), 200, style).example(
+        Row(1, "1", "Ann came.", "Bob alone.")
+    )
+    assert example is not None
+    assert example.tokens[:-1] == theirs("Ann came.\nwho?\nBob alone.")["input_ids"]
+
+
 def test_fields_that_templates_write_beside_the_content_are_refused(tmp_path: Path) -> None:
     columns = Columns("messages", id=None, has_messages=True)
     called = {"role": "assistant", "content": None, "tool_calls": [{"name": "find"}]}

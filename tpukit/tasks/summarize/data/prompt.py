@@ -146,13 +146,36 @@ class PromptFormat:
         if self.style.chat:
             (said,) = _stripped([said], *self._pieces(ANSWERED).trimmed[1])
         if self.style.columns.has_messages:
-            return self._example_of_messages(row, [*self.tokenizer.encode(said), end])
-        targets = [*first_tokens(self.tokenizer.encode, said, self.block_size), end]
+            return self._example_of_messages(row, [*self._answer(said), end])
+        targets = [*first_tokens(self._answer, said, self.block_size), end]
         prompt = self.prompt(row, min(len(targets), self.block_size // 2))
         fits = len(prompt) + len(targets) <= self.block_size
         if self.style == SUMMARIES:
             fits = len(targets) - 1 <= int(self.block_size * LONGEST_SUMMARY_SHARE)
         return Example(prompt + targets, len(targets)) if fits else None
+
+    def _answer(self, said: str) -> list[int]:
+        """The tokens of an answer as they follow those of the prompt in the whole text.
+
+        Alone it would begin with the blank that some tokenizers write before every text.
+        """
+        asks, gap = self._lead
+        before = self.tokenizer.encode_parts([asks])
+        tokens = self.tokenizer.encode_parts([asks + gap, said])
+        follows = asks and tokens[: len(before)] == before
+        return tokens[len(before) :] if follows else self.tokenizer.encode(said)
+
+    @cached_property
+    def _lead(self) -> tuple[str, str]:
+        """The end of a prompt, and the blank that the chat template writes before an answer."""
+        if not isinstance(self.tokenizer, HubTokenizer):
+            return "", ""
+        if not self.style.chat:
+            return self.style.places.split(self.style.around[1])[-1], ""
+        asks = self._pieces(ASKED, asks=True).texts[-1]
+        gap = self._pieces(ANSWERED).texts[1].removeprefix(asks)
+        # Other text before a known answer (Qwen3's empty thought) is not in a prompt.
+        return asks, "" if gap.strip() else gap
 
     def _example_of_messages(self, row: Row, said: list[int]) -> Example | None:
         """A conversation, of which the assistant's messages are learned; `said` is the last one.

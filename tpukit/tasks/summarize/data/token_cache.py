@@ -30,7 +30,7 @@ from tpukit.tasks.summarize.data.prompt import SUMMARIES, Example, PromptFormat,
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
 FORMAT = 3
-STYLE_RULES = 3
+STYLE_RULES = 4
 """Changes where a style gives other tokens."""
 LEARNED = np.uint32(2**31)
 """Flag of a token that is learned, in files whose targets are not a sample's last tokens."""
