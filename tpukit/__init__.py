@@ -3,7 +3,7 @@
 From Python: `fit`, `evaluate`, `predict`, `find_batch`, `load` and `show` do what the commands do,
 in this process; `Task`, `Datasets`, `TrainingDefaults`, `named` and `stack_samples` make a task of
 your own, `Preset` its presets, `ParameterGroup`, `ShuffledPlan`, `MicroBatch` and `SampleKey` its
-optimizer and its batches, and `infer` a trained model's outputs.
+optimizer and its batches, `read_table` its rows, and `infer` a trained model's outputs.
 In a notebook `%load_ext tpukit` gives `%tpukit train ...`.
 """
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tpukit.api import evaluate, find_batch, fit, load, predict
     from tpukit.commands.reports.run_summary import show
     from tpukit.errors import TpukitError
+    from tpukit.io.tables import read_table
     from tpukit.train.evaluation import infer
     from tpukit.train.task import (
         Datasets,
@@ -34,6 +35,7 @@ _MODULES = {
     "tpukit.api": "evaluate find_batch fit load predict",
     "tpukit.commands.reports.run_summary": "show",
     "tpukit.errors": "TpukitError",
+    "tpukit.io.tables": "read_table",
     "tpukit.magic": "load_ipython_extension",
     "tpukit.train.evaluation": "infer",
     "tpukit.train.task": "Datasets MicroBatch ParameterGroup Preset SampleKey ShuffledPlan Task"
@@ -59,6 +61,7 @@ __all__ = [
     "load",
     "named",
     "predict",
+    "read_table",
     "show",
     "stack_samples",
 ]

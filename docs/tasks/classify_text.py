@@ -18,12 +18,7 @@ import numpy as np
 import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from tpukit import Datasets, ShuffledPlan, Task, TrainingDefaults, infer, stack_samples
-
-
-def read(path):
-    with Path(path).open(newline="", encoding="utf-8-sig") as file:
-        return list(csv.DictReader(file))
+from tpukit import Datasets, ShuffledPlan, Task, TrainingDefaults, infer, read_table, stack_samples
 
 
 class TokenizedTexts:
@@ -74,16 +69,16 @@ class Texts(Task):
     # -- data --------------------------------------------------------------------------------------
     @cached_property
     def classes(self):
-        return sorted({row[self.label] for row in read(self.folder / "train.csv")})
+        return sorted({row[self.label] for row in read_table(self.folder / "train.csv").records()})
 
     def restore(self, artifacts):
         self.classes = json.loads(artifacts["classes.json"])
         return self
 
     def datasets(self):
-        rows, valid = read(self.folder / "train.csv"), self.folder / "valid.csv"
+        rows, valid = read_table(self.folder / "train.csv").records(), self.folder / "valid.csv"
         if valid.exists():
-            train, valid = rows, read(valid)
+            train, valid = rows, read_table(valid).records()
         else:
             order = np.random.default_rng(0).permutation(len(rows))
             cut = max(1, len(rows) // 10)
@@ -137,10 +132,11 @@ class Texts(Task):
 
     def predict(self, model, backend, request, log):
         """Each id's class; where the sample has a column for each class, the probabilities."""
-        tests = read(request.test_csv or (request.data_path or self.folder) / "test.csv")
+        tests = request.test_csv or (request.data_path or self.folder) / "test.csv"
+        tests = read_table(tests).records()
         found = infer(self, self.texts(tests), lambda b: self.scores(model, b).softmax(1), backend)
         of_id = dict(zip((row[self.id] for row in tests), found, strict=True))
-        sample = read(request.sample_submission) if request.sample_submission else []
+        sample = request.sample_submission and read_table(request.sample_submission).records()
         columns = list(sample[0]) if sample else [self.id, self.label]
         places = [self.classes.index(c) for c in columns if c in self.classes]
         out = request.out or Path("submission.csv")
@@ -148,7 +144,7 @@ class Texts(Task):
             with out.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file)
                 writer.writerow(columns)
-                for name in [row[columns[0]] for row in sample] or of_id:
+                for name in [row[columns[0]] for row in sample or ()] or of_id:
                     row = of_id[name]
                     best = self.classes[row.argmax()]
                     writer.writerow([name, *(row[places] if places else [best])])

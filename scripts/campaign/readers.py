@@ -25,7 +25,7 @@ Attack = Callable[[Path, bytes], Any]
 
 
 def _csv(path: Path, content: bytes) -> None:
-    from tpukit.tasks.summarize.data.csv_file import extra_columns, read_rows
+    from tpukit.tasks.summarize.data.rows import extra_columns, read_rows
 
     path.write_bytes(content)
     extra_columns(path)
@@ -119,11 +119,11 @@ def _code(path: Path, content: bytes) -> None:
 
 
 def _table(path: Path, content: bytes) -> None:
-    from tpukit.tasks.images.data.listing import labelled, table_rows
+    from tpukit.tasks.images.data.listing import image_table, labelled
     from tpukit.tasks.images.settings import ImagesConfig
 
     path.write_bytes(content)
-    labelled(path, table_rows(path), ImagesConfig(data_path=str(path.parent)), path.parent, None)
+    labelled(image_table(path), ImagesConfig(data_path=str(path.parent)), path.parent, None)
 
 
 def _image(path: Path, content: bytes) -> None:

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from tpukit.tasks.eit.metrics import RANGES
-from tpukit.tasks.summarize.data.csv_file import Columns, Row
+from tpukit.tasks.summarize.data.rows import Columns, Row
 from tpukit.tasks.summarize.evaluate import score_rows
 from tpukit.train.evaluation import mean_interval
 

@@ -72,8 +72,8 @@ def prediction(
 
     own: options that the task declares. Raises what is known before a device is opened.
     """
-    from tpukit.io.files import read_csv_table
-    from tpukit.registry.sample_submission import match_sample
+    from tpukit.io.sample_submission import match_sample
+    from tpukit.io.tables import read_table
     from tpukit.train.checks import expect
 
     if trained.run is None:
@@ -85,9 +85,7 @@ def prediction(
         trained.run, **vars(options), options=build_own(trained.task, "predict", own),
         averaged=averaged,
     )  # fmt: skip
-    sample = (
-        None if options.sample_submission is None else read_csv_table(options.sample_submission)
-    )
+    sample = None if options.sample_submission is None else read_table(options.sample_submission)
     trained.task.check_prediction(request)
     method = trained.task.predict
 

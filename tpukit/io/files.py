@@ -1,7 +1,6 @@
 """Atomic writes (a reader sees the old content or the new, never a part of it), and folders."""
 
 import contextlib
-import csv
 import errno
 import glob
 import hashlib
@@ -10,8 +9,7 @@ import platform
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,47 +55,6 @@ def write_file(path: Path, content: bytes, *, sync: bool = True) -> None:
     """Writes a whole file atomically; see `replacing`."""
     with replacing(path, sync=sync) as partial:
         partial.write_bytes(content)
-
-
-def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
-    """Writes rows to a CSV file atomically; names of files keep the bytes that they have."""
-    with replacing(path) as partial, partial.open("w", -1, "utf-8", "surrogateescape", "") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
-
-
-@dataclass(frozen=True)
-class CsvTable:
-    """A CSV file's text: a value in each row for each column."""
-
-    path: Path
-    columns: list[str]
-    rows: list[list[str]]
-
-
-def read_csv_table(path: Path) -> CsvTable:
-    """Reads a table with a header. Raises DataError for a file that is not one."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            records = [record for record in csv.reader(file, strict=True) if record]
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a CSV file in UTF-8 ({error}).") from error
-    if not records:
-        raise DataError(f"{path} is empty.", "Expected a header and rows.")
-    columns, *rows = records
-    if repeated := [name for name in columns if name and columns.count(name) > 1]:
-        raise DataError(
-            f"{path}: the column {repeated[0]!r} is there {columns.count(repeated[0])} times.",
-            "Rename or remove all but one: which of them is meant is not known.",
-        )
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(columns):
-            raise DataError(
-                f"{path}, row {number}: {len(row)} values under {len(columns)} columns.",
-                "Expected a value for each column, between commas.",
-            )
-    return CsvTable(path, columns, rows)
 
 
 def write_picture(path: Path, figure: Any) -> None:

@@ -8,8 +8,8 @@ from tpukit.tasks.images.data.listing import (
     find_training_images,
     ids_of,
     image_files,
+    image_table,
     remarks,
-    table_rows,
 )
 from tpukit.tasks.images.settings import ImagesConfig
 
@@ -66,7 +66,9 @@ def test_a_table_of_ids_and_labels(tmp_path):
 def test_a_table_whose_file_is_missing_names_the_line(tmp_path):
     put(tmp_path / "images" / "a.jpg")
     (tmp_path / "train.csv").write_text("id,label\na,1\nb,2\nc,1\n")
-    with pytest.raises(DataError, match=r"train\.csv, line 3: there is no image 'b' .* and 1 more"):
+    with pytest.raises(
+        DataError, match=r"csv, row 2 \(line 3\): there is no image 'b' .* and 1 more"
+    ):
         find(tmp_path)
 
 
@@ -74,8 +76,8 @@ def test_an_id_that_two_images_have_is_refused(tmp_path):
     """The images of train and test often have the same numbers."""
     for place in ("test/1.jpg", "train/1.jpg", "train/2.jpg", "train/2.png", "1.png"):
         put(tmp_path / "images" / place)
-    for ids, said in ((["train/1", "1.jpg"], r"line 3: '1\.jpg' is .*st/1\.jpg or .*in/1\.jpg"),
-                      (["train/2"], r"line 2: 'train/2' is .*2\.jpg or .*2\.png")):  # fmt: skip
+    for ids, said in ((["train/1", "1.jpg"], r"line 3\): '1\.jpg' is .*st/1\.jpg or .*in/1\.jpg"),
+                      (["train/2"], r"line 2\): 'train/2' is .*2\.jpg or .*2\.png")):  # fmt: skip
         rows = "".join(f"{name},{n}\n" for n, name in enumerate(ids))
         (tmp_path / "train.csv").write_text(f"id,label\n{rows}")
         with pytest.raises(DataError, match=said) as caught:
@@ -141,7 +143,7 @@ def test_the_copies_of_an_image_are_in_one_part(tmp_path, settings):
     assert len(train) + len(valid) == 60 and len(valid)
     assert not {*train.files} & {*valid.files}
     (tmp_path / "train.csv").write_text("id,label\n1,a\n2,b\n1.png,b\n")
-    with pytest.raises(DataError, match=r"line 4: .*1\.png is 'b', above it is 'a'"):
+    with pytest.raises(DataError, match=r"line 4\): .*1\.png is 'b', above it is 'a'"):
         find(tmp_path)
 
 
@@ -222,7 +224,7 @@ def test_a_label_that_is_not_there_is_refused(tmp_path):
     for name in "ab":
         put(tmp_path / "images" / f"{name}.jpg")
     (tmp_path / "train.csv").write_text("id,label\na,1\nb,\n")
-    with pytest.raises(DataError, match="line 3: there is no label"):
+    with pytest.raises(DataError, match=r"line 3\): there is no label"):
         find(tmp_path)
 
 
@@ -246,7 +248,7 @@ def test_what_is_missing_is_named(tmp_path):
         find(tmp_path, table="train.csv", label_column="breed")
     assert "id, label" in caught.value.hint
     (tmp_path / "train.csv").write_text("id,label\n1,a\n2,b,c\n")
-    with pytest.raises(DataError, match=r"train.csv, row 2: 3 values under 2 columns"):
+    with pytest.raises(DataError, match=r"train.csv, row 2 \(line 3\) has 3 fields, the header 2"):
         find(tmp_path, table="train.csv")
 
 
@@ -260,8 +262,8 @@ def test_the_digest_sees_other_labels(tmp_path):
 
 
 def test_a_table_that_is_not_there_is_said_to_be_missing(tmp_path):
-    with pytest.raises(DataError, match=r"nowhere\.csv cannot be read: No such file"):
-        table_rows(tmp_path / "nowhere.csv")
+    with pytest.raises(DataError, match=r"Cannot read .*nowhere\.csv: No such file"):
+        image_table(tmp_path / "nowhere.csv")
 
 
 @pytest.fixture
@@ -335,21 +337,21 @@ def test_columns_of_0_and_1_are_classes(tmp_path):
     assert find(tmp_path, label_column="rust")[0].classes == ("0.0", "1.0")
     for rust, count in (("1", 2), ("0", 0)):
         (tmp_path / "train.csv").write_text(f"id,rust,scab\n0,1,0\n1,{rust},{rust}\n")
-        with pytest.raises(DataError, match=f"line 3: {count} of the columns rust, scab"):
+        with pytest.raises(DataError, match=rf"line 3\): {count} of the columns rust, scab"):
             find(tmp_path)
 
 
 def test_numbers_to_predict_are_no_classes(tmp_path):
     for i in range(24):
         put(tmp_path / "train" / f"{i}.png")
-    for values, refused in ((12, False), (13, True)):
+    for values, refused in ((10, False), (13, True)):
         rows = "".join(f"{i},{i % values}.5\n" for i in range(24))
         (tmp_path / "train.csv").write_text(f"id,score\n{rows}")
         if refused:
-            with pytest.raises(DataError, match="13 values of score for 24 images are no classes"):
+            with pytest.raises(DataError, match=r"13 values of score .* are numbers"):
                 find(tmp_path)
         else:
-            assert len(find(tmp_path)[0].classes) == 12
+            assert len(find(tmp_path)[0].classes) == 10
 
 
 def test_a_table_for_validation(tmp_path):

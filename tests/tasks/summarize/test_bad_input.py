@@ -10,9 +10,11 @@ from runs import environment, failure, result, tpukit
 
 from tpukit import cli
 from tpukit.errors import ConfigError, DataError, UsageError
-from tpukit.tasks.summarize.data.csv_file import read_rows
+from tpukit.io.sample_submission import require_match
+from tpukit.io.tables import read_table
+from tpukit.tasks.summarize.data.rows import read_rows
 from tpukit.tasks.summarize.generation.decoding import Decoding
-from tpukit.tasks.summarize.predict import _open_journal, check_against_sample, require_writable
+from tpukit.tasks.summarize.predict import _open_journal, require_writable
 
 SMALL = ["--model", "1x1x16", "--tokenizer", "train", "--set", "vocabulary_size=300",
          "--block-size", "256", "--hw", "cpu", "--global-batch-size", "2", "--max-steps", "1",
@@ -46,7 +48,7 @@ FAULTS = {
     "duplicate id": (GOOD + b"3,a,b\n", "'3' was row 4's already"),
     "empty id": (GOOD + b",a,b\n", "row 9 (line 10), column 'id' is empty"),
     "empty dialogue": (GOOD + b"9,,b\n", "column 'dialogue' is empty"),
-    "not utf-8": (GOOD + b"9,a,caf\xe9\n", "column 'summary': byte 0xe9 is not UTF-8"),
+    "not utf-8": (GOOD + "9,é,caf".encode() + b"\xe9\n", "line 10: byte 0xe9 is not UTF-8"),
     "open quote": (GOOD + b'9,"a,b\n', "a quote is opened and never closed"),
     "no rows": (b"id,dialogue,summary\n", "has no rows"),
     "too long": (
@@ -166,13 +168,13 @@ def test_a_sample_with_other_ids(tmp_path: Path) -> None:
     sample.write_text("id,summary\nb,\na,\n")
     # Another order is the sample's in the end.
     columns = ("id", "summary")
-    check_against_sample(["a", "b"], columns, sample)
+    require_match(columns, ["a", "b"], read_table(sample))
     with pytest.raises(DataError, match=r"lacks 1 id \(b\); it should not have 1 id \(c\)"):
-        check_against_sample(["a", "c"], columns, sample)
+        require_match(columns, ["a", "c"], read_table(sample))
     with pytest.raises(DataError, match=r"1 column \(summary\); .* 1 column \(answer\)"):
-        check_against_sample(["a", "b"], ("id", "answer"), sample)
+        require_match(("id", "answer"), ["a", "b"], read_table(sample))
     with pytest.raises(DataError, match=r"should not have 1 id \(summary\)"):
-        check_against_sample(["a", "b", "summary"], columns, sample)
+        require_match(columns, ["a", "b", "summary"], read_table(sample))
 
 
 def test_two_predictions_into_one_file(tmp_path: Path) -> None:

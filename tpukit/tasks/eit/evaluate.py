@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tpukit.io.files import write_csv, write_file, writing_errors
+from tpukit.io.files import write_file, writing_errors
+from tpukit.io.tables import write_csv
 from tpukit.tasks.eit.baseline import noser, tikhonov
 from tpukit.tasks.eit.data.measured import TestSet, open_test_set
 from tpukit.tasks.eit.metrics import RANGES, Values, measure_all, pooled_rmse

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from tpukit.errors import DataError
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.prefetch import loader_workers
-from tpukit.io.files import write_csv, writing_errors
+from tpukit.io.files import writing_errors
 from tpukit.io.process import WorkerInit
+from tpukit.io.tables import read_table, write_csv
 from tpukit.tasks.images.data import listing
 from tpukit.tasks.images.data.files import check_headers, name_files
 from tpukit.tasks.images.data.listing import LabelledImages
@@ -100,7 +101,7 @@ def _test_images(task: ImageTraining, request: EvaluationRequest, log: Log) -> L
         if path.is_file():
             # Of any part: an id that two of them have is an error.
             folder = listing.named_folder(config) or Path(config.data_path)
-            return listing.labelled(path, listing.table_rows(path), config, folder, classes)
+            return listing.labelled(read_table(path), config, folder, classes)
     raise DataError(
         f"--data {request.data}: there is no such folder or table.",
         "Give valid, train, a folder of class folders, or a CSV of ids and labels.",

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from PIL import Image, ImageDraw
 
-from tpukit.io.files import write_csv, write_file
+from tpukit.io.files import write_file
 from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, require_in_range, setting
+from tpukit.io.tables import write_csv
 
 if TYPE_CHECKING:
     from tpukit.io.progress import Progress

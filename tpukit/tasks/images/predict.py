@@ -12,7 +12,8 @@ from torch import nn
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend
-from tpukit.io.files import write_csv, writing_errors
+from tpukit.io.files import writing_errors
+from tpukit.io.tables import Table, plain_name, table_file, write_csv
 from tpukit.tasks.images.data import listing
 from tpukit.tasks.images.data.files import check_headers, first_names
 from tpukit.tasks.images.evaluate import Log, class_probabilities
@@ -45,29 +46,41 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
 
     Raises DataError naming what is missing.
     """
-    beside = Path(request.data_path or task.config.data_path) / "test.csv"
-    table = request.sample_submission or request.test_csv or (beside if beside.is_file() else None)
+    beside = table_file(Path(request.data_path or task.config.data_path), "test")
+    path = request.sample_submission or request.test_csv or (beside if beside.is_file() else None)
     shown = task.class_names or () if task.config.probabilities else ()
     others = shown or (task.config.label_column or "label",)
     folder = listing.find_test_folder(task.config, request.data_path)
-    if table is None:
+    if path is None:
         files = listing.image_files(folder)
         if not files:
             raise DataError(f"there is no image in {folder}.", "Name another with --data-path.")
         columns = (task.config.id_column or "id", *others)
         return ToPredict(listing.ids_of(files, folder), files, columns, shown)
-    rows = listing.table_rows(table)
-    column = listing.id_column_of(table, rows, task.config, needed=1)
-    placeholder = None
+    table = listing.image_table(path)
+    column, placeholder = listing.id_column_of(table, task.config, needed=1), None
     if request.sample_submission is not None:
-        others = tuple(name for name in rows[0] if name != column)
-        values = {row[name] for row in rows for name in others}
-        shown = _shown(table, others, values, task)
+        others = tuple(name for name in map(plain_name, table.columns) if name != column)
+        _require_learned(table, others, task)
+        values = {value for name in others for value in table.column(name)}
+        shown = _shown(path, others, values, task)
         if not shown and not values & {*(task.class_names or ())}:
-            placeholder = rows[0][others[0]]
-    ids = [row[column] for row in rows]
-    files = listing.files_of(ids, folder, str(table))
-    return ToPredict(ids, files, (column, *others), shown, placeholder)
+            placeholder = table.column(others[0])[0]
+    files = listing.files_of(table, column, folder)
+    return ToPredict(table.column(column), files, (column, *others), shown, placeholder)
+
+
+def _require_learned(sample: Table, columns: Sequence[str], task: ImageTraining) -> None:
+    """Raises DataError where a sample asks for a column that the training table had beside what
+    was learned."""
+    if task.table_columns is None:
+        return
+    learned, others = task.table_columns["learned"], task.table_columns["others"]
+    for name in (name for name in columns if name in others and name not in learned):
+        raise DataError(
+            f"{sample.path} asks for {name}; the run has learned {', '.join(learned)}.",
+            f"Train on that column: --set label_column={name}, or leave --sample-submission out.",
+        )
 
 
 def _is_fraction(text: str) -> bool:

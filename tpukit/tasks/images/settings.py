@@ -28,7 +28,11 @@ class ImagesConfig:
     id_column: str | None = None
     """Column of the image's name or path (default: the first)."""
     label_column: str | None = None
-    """Column of the class (default: label, class, target or the like, else the second)."""
+    """Column of the class (default: the sample submission's, what test.csv lacks, label or the
+    like, else the only one whose values repeat)."""
+    sample_submission: str | None = None
+    """Sample submission in the data path, whose columns are learned (default:
+    sample_submission.csv, where there is one)."""
     valid_fraction: float = setting(0.1, Range(0, 0.9, whole=False))
     """Part of each class that is validated on, where the data has no validation part."""
     fold: str | None = None

@@ -27,9 +27,10 @@ from tpukit.train.task import Datasets, MicroBatch, Sample, Task, stack_samples
 CLASSES_FILE = "classes.json"
 COUNTS_FILE = "class_counts.json"
 RANGE_FILE = "value_range.json"
+COLUMNS_FILE = "table_columns.json"
 ELSEWHERE = (
-    "data_path", "table", "folder", "id_column", "label_column", "tta", "probabilities", "metrics",
-    "damaged", "damaged_row", "classes", "pretrained", "value_range",
+    "data_path", "table", "folder", "id_column", "label_column", "sample_submission", "tta",
+    "probabilities", "metrics", "damaged", "damaged_row", "classes", "pretrained", "value_range",
 )  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
 ADDED = ("fold", "fold_column", "group_column", "class_weights")
@@ -49,12 +50,14 @@ class ImageTraining(Task):
         class_names: Sequence[str] | None = None,
         class_counts: Sequence[int] | None = None,
         values: ValueRange | None = SIXTEEN_BITS,
+        table_columns: Mapping[str, Sequence[str]] | None = None,
         **settings: Any,
     ) -> None:
         """Settings are the fields of `ImagesConfig`.
 
         class_names, class_counts: a run's classes and their training images; None: the data's.
         values: a run's scale of images of more than 8 bits; None: each has its own.
+        table_columns: those that a run has `learned` from its table, and the `others`.
         """
         self.config = ImagesConfig(**settings)
         given = self.config.value_range
@@ -62,6 +65,7 @@ class ImageTraining(Task):
         classifier.require_model(self.config.model)
         self.class_names = None if class_names is None else tuple(class_names)
         self.class_counts = None if class_counts is None else tuple(class_counts)
+        self.table_columns = table_columns
 
     @cached_property
     def input(self) -> classifier.InputFormat:
@@ -82,6 +86,7 @@ class ImageTraining(Task):
             print(remark, file=sys.stderr, flush=True)
         self._find_range(train.files, valid.files)
         self.class_names, self.class_counts = train.classes, train.class_counts()
+        self.table_columns = listing.table_columns(self.config, self.class_names)
         return Datasets(
             self.samples(train, augment=True),
             self.samples(valid) if len(valid) else None,
@@ -89,6 +94,7 @@ class ImageTraining(Task):
                 CLASSES_FILE: json.dumps(list(train.classes)).encode(),
                 COUNTS_FILE: json.dumps(list(self.class_counts)).encode(),
                 **({} if self.values is None else {RANGE_FILE: self.values.to_json()}),
+                COLUMNS_FILE: json.dumps(self.table_columns).encode(),
             },
             identity={"data": f"{train.digest()}{valid.digest()}"},
         )
@@ -123,14 +129,19 @@ class ImageTraining(Task):
             raise CheckpointError(
                 f"The checkpoint holds no {CLASSES_FILE}.", "Is it a run of the images task?"
             )
-        # Older runs kept no counts.
-        counts = json.loads(artifacts.get(COUNTS_FILE, b"null"))
-        names = json.loads(artifacts[CLASSES_FILE])
-        # Neither did they keep a scale.
+        # Older runs kept no counts, no columns and no scale.
+        names, counts, columns = (
+            json.loads(artifacts.get(name, b"null"))
+            for name in (CLASSES_FILE, COUNTS_FILE, COLUMNS_FILE)
+        )
         kept = artifacts.get(RANGE_FILE)
         values = None if kept is None else ValueRange.from_json(kept)
         return type(self)(
-            class_names=names, class_counts=counts, values=values, **asdict(self.config)
+            class_names=names,
+            class_counts=counts,
+            table_columns=columns,
+            values=values,
+            **asdict(self.config),
         )
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:

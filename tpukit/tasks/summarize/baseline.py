@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, read_rows
+from tpukit.tasks.summarize.data.rows import DIALOGUES, Columns, read_rows
 
 MOST_TRAINING_ROWS = 50_000
 WORD = re.compile(r"\w+")

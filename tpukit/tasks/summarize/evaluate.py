@@ -12,23 +12,17 @@ from typing import Any
 import numpy as np
 
 from tpukit.errors import DataError
-from tpukit.io.files import write_csv, writing_errors
+from tpukit.io.files import writing_errors
+from tpukit.io.tables import is_table_name, table_file, write_csv
 from tpukit.tasks.summarize.baseline import (
     MOST_TRAINING_ROWS,
     lead_line,
     nearest_summaries,
 )
 from tpukit.tasks.summarize.data.buckets import Bucketing
-from tpukit.tasks.summarize.data.csv_file import (
-    DIALOGUES,
-    SUFFIXES,
-    Columns,
-    Row,
-    data_file,
-    read_rows,
-)
 from tpukit.tasks.summarize.data.dataset import as_sample
 from tpukit.tasks.summarize.data.prompt import Example
+from tpukit.tasks.summarize.data.rows import DIALOGUES, Columns, Row, read_rows
 from tpukit.tasks.summarize.data.token_cache import SampleSizes
 from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
@@ -153,9 +147,9 @@ def write_predictions(out: Path, shown: Sequence[dict[str, Any]]) -> None:
 
 def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
     """Rows with their summaries from one file, or from a folder's test.csv and its references."""
-    if path.suffix in SUFFIXES:
+    if is_table_name(path) or path.is_file():
         return list(read_rows(path, summaries=True, columns=columns))
-    tests, references = data_file(path, "test"), data_file(path, "test_references")
+    tests, references = table_file(path, "test"), table_file(path, "test_references")
     if not tests.is_file():
         raise DataError(
             f"There is no {tests}.",

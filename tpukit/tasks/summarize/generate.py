@@ -20,8 +20,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from tpukit.io.files import write_csv, writing_errors
+from tpukit.io.files import writing_errors
 from tpukit.io.ranges import LARGEST_BATCH, SEED, Range, require_in_range, setting
+from tpukit.io.tables import write_csv
 
 if TYPE_CHECKING:
     from tpukit.io.progress import Progress

@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,13 +17,15 @@ from typing import IO, Any
 
 from torch import nn
 
-from tpukit.errors import DataError, UsageError
+from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend
-from tpukit.io.files import is_writable, read_csv_table, write_csv, writing_errors
+from tpukit.io.files import is_writable, writing_errors
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
-from tpukit.tasks.summarize.data.csv_file import SUFFIXES, data_file, extra_columns, read_rows
+from tpukit.io.sample_submission import require_match
+from tpukit.io.tables import is_table_name, read_table, table_file, write_csv
 from tpukit.tasks.summarize.data.prompt import PromptFormat
+from tpukit.tasks.summarize.data.rows import extra_columns, read_rows
 from tpukit.tasks.summarize.data.token_cache import file_digest
 from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan
 from tpukit.tasks.summarize.generation.summaries import (
@@ -62,10 +64,10 @@ def checked_job(config: SummarizeConfig, request: PredictionRequest) -> Predicti
         decoding = replace(decoding, max_new_tokens=config.max_new_tokens)
     data = request.data_path or Path(config.data_path)
     # Of a training file the one beside it.
-    folder = data.parent if data.suffix in SUFFIXES else data
+    folder = data.parent if is_table_name(data) else data
     out = request.out or SUBMISSION
     require_writable(out)
-    test_csv = request.test_csv or data_file(folder, "test")
+    test_csv = request.test_csv or table_file(folder, "test")
     return replace(request, test_csv=test_csv, out=out, options=decoding)
 
 
@@ -84,24 +86,6 @@ def require_writable(out: Path) -> None:
             f"--out {out}: the folder {folder} cannot be written.",
             "Name a file in a folder you can write to.",
         )
-
-
-def check_against_sample(ids: Sequence[str], columns: Sequence[str], sample: Path) -> None:
-    """Raises `DataError` where a sample submission has other columns or, in its first one, ids."""
-    table = read_csv_table(sample)
-    theirs = [row[0].strip() for row in table.rows]
-    for kind, made, wanted in (("column", columns, table.columns), ("id", ids, theirs)):
-        missing, extra = sorted({*wanted} - {*made}), sorted({*made} - {*wanted})
-        found = [
-            f"it {verb} {len(names)} {kind}{'s' * (len(names) > 1)} ({', '.join(names[:3])})"
-            for verb, names in (("lacks", missing), ("should not have", extra))
-            if names
-        ]
-        if found:
-            raise DataError(
-                f"The submission would not match {sample}: {'; '.join(found)}.",
-                "Give the sample submission and the test file of the same data.",
-            )
 
 
 def predict_run(trained: TrainedSummarizer, request: PredictionRequest, log: Log) -> dict[str, Any]:
@@ -130,7 +114,7 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionRequest, log: Log) -
     rows = list(read_rows(job.test_csv, summaries=False, columns=columns))
     ids, names = [row.id for row in rows], (columns.id or "id", columns.completion)
     if job.sample_submission is not None:
-        check_against_sample(ids, names, job.sample_submission)
+        require_match(names, ids, read_table(job.sample_submission))
     prompts = dialogue_prompts(rows, formats, job.options.limit)
     plan = plan_prompts(prompts, backend, trained.config.generation_slots, job.options.num_beams)
     key = _key(job, backend, plan)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import AdamSettings
 from tpukit.io.ranges import DECAY, LARGEST_COUNT, SEED, Range, range_problems, setting
-from tpukit.tasks.summarize.data.csv_file import Columns
 from tpukit.tasks.summarize.data.prompt import PromptStyle
+from tpukit.tasks.summarize.data.rows import Columns
 from tpukit.tasks.summarize.model.lora import LoraConfig, parse_layers, parse_targets
 from tpukit.tasks.summarize.model.weights import SIZES
 from tpukit.train.task import Preset, TrainingDefaults

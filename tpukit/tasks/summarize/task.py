@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend, Batch, ModelOps
 from tpukit.io.progress import Progress
+from tpukit.io.tables import is_table_name, table_file
 from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, BucketPlan, evaluation_plan
-from tpukit.tasks.summarize.data.csv_file import SUFFIXES, data_file
 from tpukit.tasks.summarize.data.dataset import (
     SizedSamples,
     TokenSamples,
@@ -122,8 +122,8 @@ class SummarizeTask(Task):
     @property
     def train_file(self) -> Path:
         path = Path(self.config.data_path)
-        is_file = path.suffix in SUFFIXES or path.is_file()
-        return path if is_file else data_file(path, "train")
+        is_file = is_table_name(path) or path.is_file()
+        return path if is_file else table_file(path, "train")
 
     @cached_property
     def tokenizer(self) -> Tokenizer | HubTokenizer:

@@ -10,9 +10,9 @@ import pytest
 from tiny_qwen import write_tokenizer
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.summarize.data.csv_file import Columns, Row, read_rows
 from tpukit.tasks.summarize.data.hub_tokenizer import ASKED, HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.summarize.data.prompt import PromptFormat, PromptStyle
+from tpukit.tasks.summarize.data.rows import Columns, Row, read_rows
 from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
 from tpukit.tasks.summarize.evaluate import read_references, score_rows
 from tpukit.tasks.summarize.task import SummarizeTask

@@ -12,9 +12,9 @@ import pytest
 
 from tpukit.errors import DataError
 from tpukit.io.progress import Progress
-from tpukit.tasks.summarize.data.csv_file import Row
 from tpukit.tasks.summarize.data.dataset import split_indices
 from tpukit.tasks.summarize.data.prompt import BEFORE_DIALOGUE, BEFORE_SUMMARY, PromptFormat
+from tpukit.tasks.summarize.data.rows import Row
 from tpukit.tasks.summarize.data.token_cache import open_token_cache
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.generate import write_dialogues
@@ -59,7 +59,7 @@ def test_many_processes_write_what_one_writes(tmp_path: Path, tokenizer: Tokeniz
     cache = open_token_cache(files.train, tokenizer, 256, progress=progress)
     assert progress.done == 2700 and len(cache) == 2700
     formats = PromptFormat(tokenizer, 256)
-    from tpukit.tasks.summarize.data.csv_file import read_rows
+    from tpukit.tasks.summarize.data.rows import read_rows
 
     for index, row in enumerate(read_rows(files.train, summaries=True)):
         if index % 450 == 0:

@@ -22,8 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpukit.errors import DataError
-from tpukit.io.files import read_csv_table
+from tpukit.io.tables import Table, column_place, plain_name, read_table, spelled, table_file
 from tpukit.tasks.images.settings import ImagesConfig
+from tpukit.train.target import (
+    FOLD_NAMES,
+    LABEL_NAMES,
+    ZERO_OR_ONE,
+    LearnedColumns,
+    as_number,
+    columns_of_tests,
+    learned_columns,
+    sample_beside,
+)
 
 SUFFIXES = (
     ".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".jp2",
@@ -35,11 +45,6 @@ IMAGE_FOLDERS = ("train_images", "images", "train")
 TEST_FOLDERS = ("test_images", "test", "images")
 PARTS = ("train", "test", "val", "pred")
 """What the names of parts contain."""
-FOLD_NAMES = ("fold", "folds", "kfold")
-"""Columns of a table that look like folds."""
-LABEL_NAMES = ("label", "labels", "class", "class_name", "category", "target", "diagnosis")
-"""Columns of a table that look like classes, the likeliest first."""
-ZERO_OR_ONE = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 MOST_SINGLE = 10
 """Classes that may have an image each; numbers and texts have more."""
 NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
@@ -99,15 +104,15 @@ def find_training_images(
         )
     table = _table(config)
     if table is not None:
-        rows = table_rows(table)
-        folder = named_folder(config) or _existing(root, IMAGE_FOLDERS) or table.parent
-        train = labelled(table, rows, config, folder, classes)
-        tables = (table.with_name(f"{name}.csv") for name in VALIDATION_FOLDERS)
+        folder = named_folder(config) or _existing(root, IMAGE_FOLDERS) or table.path.parent
+        target = target_of(table, config, classes)
+        train = labelled(table, config, folder, classes, target)
+        tables = (table_file(table.path.parent, name) for name in VALIDATION_FOLDERS)
         beside = next((path for path in tables if path.is_file()), None)
         if beside is None or config.fold is not None or config.group_column is not None:
-            return train.split(_validation_rows(table, rows, train, config))
+            return train.split(_validation_rows(table, train, config))
         folder = named_folder(config) or _existing(root, VALIDATION_FOLDERS) or folder
-        return train, labelled(beside, table_rows(beside), config, folder, train.classes)
+        return train, labelled(read_table(beside), config, folder, train.classes, target)
     inner = _existing(root, TRAINING_FOLDERS)
     train = read_class_folders(inner or root, classes, beside=() if inner else TEST_FOLDERS[:2])
     valid = _existing(root, VALIDATION_FOLDERS) if inner else None
@@ -116,17 +121,14 @@ def find_training_images(
     return train.split(stratified(train.labels, config.valid_fraction))
 
 
-def _validation_rows(
-    table: Path, rows: Sequence[dict[str, str]], images: LabelledImages, config: ImagesConfig
-) -> set[int]:
+def _validation_rows(table: Table, images: LabelledImages, config: ImagesConfig) -> set[int]:
     """The rows to validate on: a fold, or a fraction of each class, by whole groups if asked."""
     if config.fold is not None:
-        column = column_of(table, rows, "fold_column", config.fold_column or "fold")
-        return of_fold(table, column, [row[column] for row in rows], config.fold)
+        column = config.fold_column or "fold"
+        return of_fold(table.path, column, column_of(table, "fold_column", column), config.fold)
     groups: Sequence[str] = images.files
     if config.group_column is not None:
-        column = column_of(table, rows, "group_column", config.group_column)
-        groups = [row[column] for row in rows]
+        groups = column_of(table, "group_column", config.group_column)
     elif len({*groups}) == len(groups):
         return stratified(images.labels, config.valid_fraction)
     return stratified_groups(images.labels, groups, config.valid_fraction)
@@ -147,14 +149,18 @@ def remarks(config: ImagesConfig, train: LabelledImages) -> Iterator[str]:
         if len(common) > 1:
             yield f"Each class has folders {', '.join(common[:3])}: images of all are taken."
         return
-    rows = table_rows(table)
-    labels = label_columns_of(table, rows, config)
-    if config.label_column is None and len(rows[0]) > 2:
+    target = target_of(table, config, train.classes)
+    labels = target.columns
+    if config.label_column is None:
         yield (
             f"{len(train.classes)} classes by the column{'s' if len(labels) > 1 else ''}"
-            f" {', '.join(labels)}; another: --set label_column=NAME"
+            f" {', '.join(labels)} ({target.why}); another: --set label_column=NAME"
         )
-    folds = [name for name in rows[0] if name.lower() in FOLD_NAMES and name not in labels]
+    are_numbers = len(labels) == 1 and None not in map(as_number, train.classes)
+    if are_numbers and len(train.classes) > MOST_SINGLE:
+        yield f"The values of {labels[0]} are numbers: each is learned as a class of its own."
+    names = map(plain_name, table.columns)
+    folds = [name for name in names if name.lower() in FOLD_NAMES and name not in labels]
     if folds and config.fold is None and config.group_column is None:
         yield (
             f"The table's column {folds[0]} is not used; to validate on one of its folds:"
@@ -162,16 +168,17 @@ def remarks(config: ImagesConfig, train: LabelledImages) -> Iterator[str]:
         )
 
 
-def _table(config: ImagesConfig) -> Path | None:
+def _table(config: ImagesConfig) -> Table | None:
     """The table of ids and labels. Raises DataError where a setting needs one that is not there."""
-    table = Path(config.data_path) / (config.table or "train.csv")
+    root = Path(config.data_path)
+    table = root / config.table if config.table else table_file(root, "train")
     for name in ("table", "fold", "fold_column", "group_column"):
         if getattr(config, name) is not None and not table.is_file():
             raise DataError(
                 f"{name} {getattr(config, name)!r}: there is no table {table}.",
                 "Name one of ids and labels in the data path: --set table=train.csv",
             )
-    return table if table.is_file() else None
+    return image_table(table) if table.is_file() else None
 
 
 def _existing(root: Path, names: Iterable[str]) -> Path | None:
@@ -261,55 +268,91 @@ def _is_hidden(folder: str) -> bool:
 
 
 # -- tables --------------------------------------------------------------------------------------
-def table_rows(table: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file with a header. Raises DataError where it has none."""
-    found = read_csv_table(table)
-    if not found.rows:
-        raise DataError(f"{table} has no rows.", "Expected a header and a row for each image.")
-    return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+def image_table(path: Path) -> Table:
+    """A table with rows. Raises DataError where it has none."""
+    table = read_table(path)
+    if not table.rows:
+        raise DataError(f"{path} has no rows.", "Expected a header and a row for each image.")
+    return table
+
+
+def target_of(
+    table: Table, config: ImagesConfig, classes: Sequence[str] | None = None
+) -> LearnedColumns:
+    """The columns of the classes. Raises DataError where there are none, or numbers to predict."""
+    if config.label_column is not None:
+        column_of(table, "label_column", config.label_column)
+    root = Path(config.data_path)
+    target = learned_columns(
+        table, id_column_of(table, config), named=config.label_column,
+        apart=(config.fold_column, config.group_column), classes=classes,
+        sample=sample_beside(root, config.sample_submission), tests=columns_of_tests(root),
+    )  # fmt: skip
+    if target.kind == "number":
+        name = target.columns[0]
+        values = list(dict.fromkeys(table.column(name)))
+        raise DataError(
+            f"{table.path}: {len(values)} values of {name} ({', '.join(values[:3])}, ...;"
+            f" {target.why}) for {len(table.rows)} images are numbers, no classes.",
+            "To predict a number, write a task of your own; name another column, of classes, with"
+            " --set label_column=NAME.",
+        )
+    return target
+
+
+def table_columns(config: ImagesConfig, classes: Sequence[str]) -> dict[str, list[str]] | None:
+    """The columns that are learned from the table, and the others; None without one."""
+    table = _table(config)
+    if table is None:
+        return None
+    learned = target_of(table, config, classes).columns
+    others = [name for name in map(plain_name, table.columns) if name not in learned]
+    return {"learned": [*learned], "others": others}
 
 
 def labelled(
-    table: Path,
-    rows: Sequence[dict[str, str]],
+    table: Table,
     config: ImagesConfig,
     folder: Path,
     classes: Sequence[str] | None,
+    target: LearnedColumns | None = None,
 ) -> LabelledImages:
-    """The images of a table of ids and labels, given its rows and the folder of the files.
+    """The images of a table of ids and labels, given the folder of the files.
+
+    target: the columns of the classes, where another table decided them.
 
     Raises DataError naming the row of a missing file, or of an image with another label above.
     """
-    id_column = id_column_of(table, rows, config)
-    columns = label_columns_of(table, rows, config)
-    label_column = ", ".join(columns)
-    if len(columns) > 1:
-        labels = _one_hot(table, rows, columns)
+    names = (target or target_of(table, config, classes)).columns
+    label_column = ", ".join(names)
+    if len(names) > 1:
+        columns, labels = names, _one_hot(table, names)
     else:
-        labels = columns = [row[label_column].strip() for row in rows]
+        labels = [label.strip() for label in table.column(label_column)]
+        columns = tuple(labels)
     if not all(labels):
         raise DataError(
-            f"{table}, line {labels.index('') + 2}: there is no {label_column}.",
+            f"{table.where(labels.index(''))}: there is no {label_column}.",
             "Fill it in, or remove the row.",
         )
     known = tuple(numbers_first({*columns}) if classes is None else classes)
-    _require_known(labels, known, f"{table}, column {label_column!r}")
+    _require_known(labels, known, f"{table.path}, column {label_column!r}")
     position = {name: place for place, name in enumerate(known)}
-    files = files_of([row[id_column] for row in rows], folder, str(table))
+    files = files_of(table, id_column_of(table, config), folder)
     hint = "Name the column of the classes with --set label_column=NAME."
     if classes is None and len(known) == 1:
-        raise DataError(f"{table}: every {label_column} is {known[0]!r}.", hint)
+        raise DataError(f"{table.path}: every {label_column} is {known[0]!r}.", hint)
     if classes is None and len(known) > max(MOST_SINGLE, len({*files}) / 2):
         raise DataError(
-            f"{table}: {len(known)} values of {label_column} for {len({*files})} images are no"
+            f"{table.path}: {len(known)} values of {label_column} for {len({*files})} images are no"
             " classes.",
             f"{hint} To predict a number, write a task of your own.",
         )
     label_of: dict[str, str] = {}
-    for line, (file, label) in enumerate(zip(files, labels, strict=True), start=2):
+    for row, (file, label) in enumerate(zip(files, labels, strict=True)):
         if label_of.setdefault(file, label) != label:
             raise DataError(
-                f"{table}, line {line}: {file} is {label!r}, above it is {label_of[file]!r}.",
+                f"{table.where(row)}: {file} is {label!r}, above it is {label_of[file]!r}.",
                 "An image has one class here; for several write a task of your own.",
             )
     return LabelledImages(tuple(files), tuple(position[label] for label in labels), known)
@@ -320,41 +363,28 @@ def numbers_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda n: (0, float(n), n) if NUMBER.fullmatch(n) else (1, 0.0, n))
 
 
-def id_column_of(
-    table: Path, rows: Sequence[dict[str, str]], config: ImagesConfig, needed: int = 2
-) -> str:
+def id_column_of(table: Table, config: ImagesConfig, needed: int = 2) -> str:
     """The column of the ids: the one that is named, else the first that does not look like labels.
 
     needed: columns that a table must have; where there are more, pandas' index is none of them.
     """
-    named = _named(rows, needed)
-    likely = [name for name in named if name.lower() not in LABEL_NAMES] or named
-    return column_of(table, rows, "id_column", config.id_column or likely[0])
+    if config.id_column is not None:
+        column_of(table, "id_column", config.id_column)
+        return plain_name(config.id_column)
+    names = [plain_name(name) for name in table.columns]
+    named = [name for name in names if name and not name.startswith("Unnamed: ")]
+    named = named if len(named) >= needed else names
+    return next((name for name in named if name.lower() not in LABEL_NAMES), named[0])
 
 
-def label_columns_of(
-    table: Path, rows: Sequence[dict[str, str]], config: ImagesConfig
-) -> list[str]:
-    """The column of the classes: the one that is named, that looks like it, or the first beside
-    the ids; several, one a class, where all beside the ids hold 0 and 1 alone."""
-    known = {id_column_of(table, rows, config), config.fold_column, config.group_column}
-    others = [n for n in _named(rows, 2) if n not in known and n.lower() not in FOLD_NAMES]
-    likely = [name for label in LABEL_NAMES for name in others if name.lower() == label]
-    binary = all(row[name].strip() in ZERO_OR_ONE for row in rows for name in others)
-    if config.label_column is None and not likely and len(others) > 1 and binary:
-        return others
-    chosen = config.label_column or next(iter(likely + others), "2")
-    return [column_of(table, rows, "label_column", chosen)]
-
-
-def _one_hot(table: Path, rows: Sequence[dict[str, str]], columns: Sequence[str]) -> list[str]:
+def _one_hot(table: Table, columns: Sequence[str]) -> list[str]:
     """The column of each row that is 1. Raises DataError where none or several are."""
     labels = []
-    for line, row in enumerate(rows, start=2):
-        chosen = [name for name in columns if ZERO_OR_ONE[row[name].strip()]]
+    for number, row in enumerate(zip(*map(table.column, columns), strict=True)):
+        chosen = [n for n, v in zip(columns, row, strict=True) if ZERO_OR_ONE.get(v.strip())]
         if len(chosen) != 1:
             raise DataError(
-                f"{table}, line {line}: {len(chosen)} of the columns {', '.join(columns[:3])}, ..."
+                f"{table.where(number)}: {len(chosen)} of the columns {', '.join(columns[:3])}, ..."
                 " are 1: an image has one class here.",
                 "Name a column with --set label_column=NAME; for several labels write a task of"
                 " your own.",
@@ -363,20 +393,14 @@ def _one_hot(table: Path, rows: Sequence[dict[str, str]], columns: Sequence[str]
     return labels
 
 
-def _named(rows: Sequence[dict[str, str]], needed: int) -> list[str]:
-    """The columns that have a name, where there are as many as needed, else all."""
-    named = [name for name in rows[0] if name and not name.startswith("Unnamed: ")]
-    return named if len(named) >= needed else list(rows[0])
-
-
-def column_of(table: Path, rows: Sequence[dict[str, str]], setting: str, name: str) -> str:
-    """The column that a setting names. Raises DataError where there is none."""
-    if name not in rows[0]:
+def column_of(table: Table, setting: str, name: str) -> list[str]:
+    """The values of the column that a setting names. Raises DataError where there is none."""
+    if column_place(table.columns, name) is None:
         raise DataError(
-            f"{table}: {setting} {name}: there is no such column.",
-            f"Its columns are {', '.join(rows[0])}: --set {setting}=NAME",
+            f"{table.path}: {setting} {name}: there is no such column.",
+            f"Its columns are {', '.join(table.columns)}: --set {setting}=NAME",
         )
-    return name
+    return table.column(name)
 
 
 def named_folder(config: ImagesConfig) -> Path | None:
@@ -389,8 +413,8 @@ def named_folder(config: ImagesConfig) -> Path | None:
     return folder
 
 
-def files_of(ids: Sequence[str], folder: Path, table: str) -> list[str]:
-    """The file of each id, which may lack its suffix and its folder, or be a path from above.
+def files_of(table: Table, column: str, folder: Path) -> list[str]:
+    """The file of each id in a column: it may lack suffix and folder, or be a path from above.
 
     Raises DataError for ids without a file, or with several.
     """
@@ -399,26 +423,35 @@ def files_of(ids: Sequence[str], folder: Path, table: str) -> list[str]:
     names = [os.path.basename(file) for file in files]  # noqa: PTH119 - a million paths
     by_name: dict[str, str] = {}
     second: dict[str, str] = {}
-    for spelled in (paths, _stems(paths), names, _stems(names)):
+    for spellings in (paths, _stems(paths), names, _stems(names)):
         own: dict[str, str] = {}
-        for name, file in zip(spelled, files, strict=True):
+        for name, file in zip(spellings, files, strict=True):
             if name not in by_name and own.setdefault(name, file) is not file:
                 second[name] = file
         by_name |= own
-    ids = [name if name in by_name else _below(name, folder) for name in ids]
-    for row, name in enumerate(ids, start=2):
+    ids = [name if name in by_name else _below(name, folder) for name in table.column(column)]
+    if any(name not in by_name for name in ids):
+        # Of another Unicode form, as file systems write them, or with blanks around.
+        plain: dict[str, str] = {}
+        for name, file in by_name.items():
+            key = plain_name(name)
+            if key not in by_name and plain.setdefault(key, file) is not file:
+                second[key] = file
+        by_name |= plain
+        ids = [name if name in by_name else plain_name(name) for name in ids]
+    for row, name in enumerate(ids):
         if name in second:
             raise DataError(
-                f"{table}, line {row}: {name!r} is {by_name[name]} or {second[name]}.",
+                f"{table.where(row)}: {name!r} is {by_name[name]} or {second[name]}.",
                 "Name the folder of the images with --set folder=NAME, or write ids with folder"
                 " and suffix.",
             )
-    missing = [(row, name) for row, name in enumerate(ids, start=2) if name not in by_name]
+    missing = [(row, name) for row, name in enumerate(ids) if name not in by_name]
     if missing:
         row, name = missing[0]
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise DataError(
-            f"{table}, line {row}: there is no image {name!r} in {folder}{more}.",
+            f"{table.where(row)}: there is no image {spelled(name)} in {folder}{more}.",
             "Name the folder of the images with --set folder=NAME (of predict: --data-path), or the"
             " column of the ids with --set id_column=NAME.",
         )

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, Row
 from tpukit.tasks.summarize.data.hub_tokenizer import ANSWERED, ASKED, HubTokenizer
+from tpukit.tasks.summarize.data.rows import DIALOGUES, Columns, Row
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer, first_tokens
 
 BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"

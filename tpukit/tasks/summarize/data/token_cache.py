@@ -24,9 +24,9 @@ from tpukit.io.lock import exclusive
 from tpukit.io.process import allowed_cores
 from tpukit.io.progress import Progress
 from tpukit.io.workers import map_ordered
-from tpukit.tasks.summarize.data.csv_file import Row, read_rows
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.summarize.data.prompt import SUMMARIES, Example, PromptFormat, PromptStyle
+from tpukit.tasks.summarize.data.rows import Row, read_rows
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 
 FORMAT = 3

@@ -12,8 +12,8 @@ from tpukit.errors import DataError
 from tpukit.io.files import require_regular, write_file
 from tpukit.io.folders import cache_folder
 from tpukit.io.lock import exclusive
-from tpukit.tasks.summarize.data.csv_file import DIALOGUES, Columns, read_rows
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
+from tpukit.tasks.summarize.data.rows import DIALOGUES, Columns, read_rows
 from tpukit.tasks.summarize.data.token_cache import file_digest
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.data.tokenizer_json import (

@@ -9,9 +9,9 @@ from torch import nn
 
 from tpukit.hardware.backend import Backend
 from tpukit.hardware.collectives import uneven_passes
-from tpukit.tasks.summarize.data.csv_file import Row
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.prompt import PromptFormat
+from tpukit.tasks.summarize.data.rows import Row
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.generation.beam import BeamGenerator
 from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator

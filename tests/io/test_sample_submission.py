@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.io.files import read_csv_table
-from tpukit.registry.sample_submission import match_sample
+from tpukit.io.sample_submission import match_sample
+from tpukit.io.tables import read_table
 from tpukit.tasks.eit.predict import image_file
 from tpukit.train.requests import PredictionRequest
 
@@ -22,7 +22,7 @@ def match(tmp_path, written, sample):
     """The rows that are left of `written`, and what was logged."""
     told = []
     out = put(tmp_path / "out.csv", *written)
-    match_sample(out, read_csv_table(put(tmp_path / "sample.csv", *sample)), told.append)
+    match_sample(out, read_table(put(tmp_path / "sample.csv", *sample)), told.append)
     with out.open(newline="", encoding="utf-8") as file:
         return [*csv.reader(file)], told
 
@@ -38,7 +38,7 @@ def test_rows_and_columns_take_the_samples_order(tmp_path):
 def test_a_file_that_matches_stays_as_it_is(tmp_path):
     out = tmp_path / "out.csv"
     out.write_text('"id","p"\n"1","0.50"\n')
-    match_sample(out, read_csv_table(put(tmp_path / "sample.csv", ["id", "p"], ["1", "0"])), print)
+    match_sample(out, read_table(put(tmp_path / "sample.csv", ["id", "p"], ["1", "0"])), print)
     assert out.read_text() == '"id","p"\n"1","0.50"\n'
 
 
@@ -70,16 +70,16 @@ def test_images_of_eit_have_no_sample():
 
 def test_files_that_are_no_tables_are_named(tmp_path):
     np.savez(tmp_path / "out.npz", x=np.arange(300))
-    with pytest.raises(DataError, match=r"out\.npz: not a CSV file"):
-        read_csv_table(tmp_path / "out.npz")
+    with pytest.raises(DataError, match=r"out\.npz: not a CSV or JSON file"):
+        read_table(tmp_path / "out.npz")
     (tmp_path / "empty.csv").write_text("\n")
     with pytest.raises(DataError, match="is empty"):
-        read_csv_table(tmp_path / "empty.csv")
-    with pytest.raises(DataError, match="row 1: 1 values under 2 columns"):
-        read_csv_table(put(tmp_path / "short.csv", ["a", "b"], ["1"]))
-    with pytest.raises(DataError, match=r"the column 'label' is there 2 times"):
-        read_csv_table(put(tmp_path / "twice.csv", ["id", "label", "label"], ["1", "a", "b"]))
+        read_table(tmp_path / "empty.csv")
+    with pytest.raises(DataError, match=r"row 1 .line 2. has 1 fields, the header 2"):
+        read_table(put(tmp_path / "short.csv", ["a", "b"], ["1"]))
+    with pytest.raises(DataError, match=r"column 'label' occurs 2 times"):
+        read_table(put(tmp_path / "twice.csv", ["id", "label", "label"], ["1", "a", "b"]))
     empty = put(tmp_path / "commas.csv", ["id", "label", "", ""], ["1", "a", "", ""])
-    assert read_csv_table(empty).columns == ["id", "label", "", ""]
-    with pytest.raises(DataError, match="cannot be read"):
-        read_csv_table(tmp_path / "nowhere.csv")
+    assert read_table(empty).columns == ["id", "label", "", ""]
+    with pytest.raises(DataError, match="Cannot read"):
+        read_table(tmp_path / "nowhere.csv")
