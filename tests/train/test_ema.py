@@ -1,6 +1,7 @@
 """EMA weights against ema_pytorch, call by call."""
 
 import copy
+import json
 
 import ema_pytorch
 import pytest
@@ -8,6 +9,7 @@ import torch
 from fake_backend import FakeBackend
 from tiny_task import Tiny
 from torch import nn
+from torch.nn.utils import spectral_norm
 
 from tpukit.hardware.modules import move_towards
 from tpukit.train.config import TrainConfig
@@ -29,6 +31,7 @@ def public_ema(model, version, beta, every, warmup):
 @pytest.mark.parametrize("updates", ["ema_pytorch", "ema_pytorch-0.5.2"])
 @pytest.mark.parametrize(("every", "warmup"), [(1, 4), (2, 4), (3, 4), (10, 100)])
 def test_ema_weights_equal_those_of_ema_pytorch(updates, every, warmup):
+    torch.manual_seed(0)
     backend, task = FakeBackend(), Tiny(noise=0.0)
     learner = build_learner(task, backend, task.build_model(backend), TrainConfig(
         ema_decay=0.9, ema_every=every, ema_warmup=warmup, ema_updates=updates))  # fmt: skip
@@ -47,52 +50,91 @@ def test_ema_weights_equal_those_of_ema_pytorch(updates, every, warmup):
     )
 
 
-class Masked(Tiny):
-    """Has a causal mask, as attention saves one, and a bound that starts at infinity."""
-
-    def build_model(self, ops):
-        model = super().build_model(ops)
-        model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
-        model.register_buffer("smallest", torch.tensor(torch.inf))
-        return model
-
-
-def test_infinities_of_buffers_are_no_nan_in_the_ema_weights():
-    backend, task = FakeBackend(), Masked()
-    model = task.build_model(backend)
-    learner = build_learner(task, backend, model, TrainConfig(ema_decay=0.9, ema_warmup=1))
-    for value in (4.0, 3.0, 1.0):
-        model.smallest.fill_(value)
-        learner.train_step(task.example_batches(4), 0.05)
-    assert torch.equal(learner.ema.weights["mask"], model.mask)
-    weight = learner.ema.schedule.weight(3)
-    assert learner.ema.weights["smallest"].item() == pytest.approx(3.0 + weight * (1.0 - 3.0))
-
-
-class Centred(nn.Module):
-    """Puts a new tensor in its buffer's place, as DINO's centre is written."""
+class Stateful(nn.Module):
+    """A layer with buffers of each kind, which move in each forward pass."""
 
     def __init__(self):
         super().__init__()
-        self.layer = nn.Linear(8, 2)
+        self.layer = spectral_norm(nn.Linear(8, 2))
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("queue", torch.zeros(4, 2))
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("smallest", torch.tensor(torch.inf))
+        self.register_buffer("seen", torch.zeros(0))
         self.register_buffer("centre", torch.zeros(()))
 
     def forward(self, x):
-        self.centre = self.centre + 1.0
-        return self.layer(x)
+        found = self.norm(self.layer(x))
+        with torch.no_grad():
+            self.queue.copy_(self.queue.roll(1, 0)).select(0, 0).copy_(found[0])
+            self.count += 1
+            self.smallest.copy_(torch.minimum(self.smallest, found.min()))
+            # An observer gets its shape in the first pass; DINO's centre is another tensor.
+            self.seen.resize_(2).copy_(found.amax(0))
+            self.centre = self.centre + found.mean()
+        return found
 
 
-def test_a_buffer_that_is_replaced_is_averaged():
-    backend, task = FakeBackend(), Tiny()
-    model = nn.Sequential(Centred())
-    config = TrainConfig(ema_decay=0.5, ema_warmup=0)
+@pytest.mark.parametrize("every", [1, 3])
+def test_an_average_is_taken_of_means_alone(every):
+    """Beside `copy.deepcopy` of the model, whose parameters and running statistics are averaged."""
+    torch.manual_seed(0)
+    backend, task, model = FakeBackend(), Tiny(), Stateful()
+    config = TrainConfig(ema_decay=0.75, ema_warmup=0, ema_every=every)
     learner = build_learner(task, backend, model, config)
-    for _ in range(3):
-        learner.train_step(task.example_batches(4), 0.05)
-    assert learner.ema.weights["0.centre"] == 0.125 * 1 + 0.25 * 2 + 0.5 * 3
+    by_hand = copy.deepcopy(model).state_dict()
+    means = {n for n, _ in model.named_parameters()} | {"norm.running_mean", "norm.running_var"}
+    for step in range(7):
+        x = torch.randn(4, 8)
+        learner.train_step([{**task.example_batches(4)[0], "x": x}], 0.05)
+        state = model.state_dict() if step % every == 0 else {}
+        for name, value in state.items():
+            kept = by_hand[name].float()
+            by_hand[name] = torch.lerp(kept, value, 0.25) if name in means else value.clone()
+    trained = {name: value.clone() for name, value in model.state_dict().items()}
     with learner.ema.in_place_of_weights():
-        assert model[0].centre == 2.125
-    assert model[0].centre == 3
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, by_hand[name]), name
+        model.train()(torch.randn(4, 8))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, trained[name]), name
+    assert learner.ema.copied_floats == [
+        "queue", "smallest", "seen", "centre", "layer.weight_u", "layer.weight_v"
+    ]  # fmt: skip
+    # The pass in between was that of the EMA weights.
+    assert learner.ema.weights["count"] == by_hand["count"] + 1
+    assert learner.ema.weights["centre"] != by_hand["centre"]
+
+
+class Bounded(Tiny):
+    """A network under spectral norm, in the old form and as a parametrization."""
+
+    name = "bounded"
+
+    def build_model(self, ops):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            spectral_norm(nn.Linear(8, 16)), nn.ReLU(),
+            nn.utils.parametrizations.spectral_norm(nn.Linear(16, 2)),
+        )  # fmt: skip
+
+
+def test_a_run_says_once_what_is_copied_and_validates_with_it(tmp_path):
+    lines = []
+    config = TrainConfig(
+        max_steps=80, global_batch_size=16, num_workers=0, ema_decay=0.99, ema_warmup=0, lr=0.03
+    )
+    request = TrainingRequest(Bounded(), config, RunFolder(tmp_path / "run"))
+    train_run(request, FakeBackend(), lines.append)
+    buffers = (
+        "0.weight_u, 0.weight_v, 2.parametrizations.weight.0._u, 2.parametrizations.weight.0._v"
+    )
+    assert [line for line in lines if "copied are" in line] == [
+        f"EMA weights: parameters and running statistics are averaged; copied are {buffers}."
+    ]
+    rows = [json.loads(line) for line in request.folder.metrics.read_text().splitlines()]
+    # Averaged, the vectors fit no weights: 20 to 470.
+    assert max(row["valid_loss"] for row in rows if row["kind"] == "valid") < 2
 
 
 @pytest.mark.parametrize("weight", [0.25, torch.tensor(0.25)])

@@ -98,13 +98,15 @@ class OptimizerSettings(AdamSettings):
 class Average(NamedTuple):
     """An EMA's update: averages += weight (sources - averages), in place, pairwise.
 
-    Counts, and infinities of buffers, become the sources where `weight` is not 0.
+    Copies become the originals where `weight` is not 0.
     """
 
     averages: Sequence[Tensor]
     sources: Sequence[Tensor]
     weight: float | Tensor
     """May differ from step to step without another graph; 0 leaves the averages."""
+    copies: Sequence[Tensor] = ()
+    originals: Sequence[Tensor] = ()
 
 
 class ModelOps(Protocol):

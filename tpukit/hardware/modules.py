@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 
 def move_tensors(
@@ -81,7 +81,7 @@ def local(tensor: Tensor) -> Tensor:
 def exchange(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
     """Swaps the contents of two lists of device tensors pairwise."""
     for one, other in zip(left, right, strict=True):
-        if one.device.type == "xla":
+        if one.device.type == "xla" or one.shape != other.shape:
             # The handles change places: nothing is copied, nothing is traced.
             one.data, other.data = other.data, one.data
         else:
@@ -92,24 +92,42 @@ def exchange(left: Sequence[Tensor], right: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def move_towards(
-    targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float | Tensor
+    targets: Sequence[Tensor],
+    sources: Sequence[Tensor],
+    weight: float | Tensor,
+    copies: Sequence[Tensor] = (),
+    originals: Sequence[Tensor] = (),
 ) -> None:
     """`Average`; a weight (0-d) on the device makes one graph for all weights."""
-    pairs = [(local(t), local(s)) for t, s in zip(targets, sources, strict=True)]
-    averaged = [pair for pair in pairs if pair[0].is_floating_point() or pair[0].is_complex()]
+    averaged = [(local(t), local(s)) for t, s in zip(targets, sources, strict=True)]
     if isinstance(weight, Tensor):
         for target, source in averaged:
             target.lerp_(source, weight.to(target.dtype))
     elif averaged:
         torch._foreach_lerp_([t for t, _ in averaged], [s for _, s in averaged], weight)
-    buffers = [p for p, s in zip(pairs, sources, strict=True) if not isinstance(s, nn.Parameter)]
-    for target, source in buffers:
-        if target.is_floating_point() or target.is_complex():
-            # The mean of infinities, as a mask holds, is NaN.
-            target.copy_(torch.where(target.isfinite(), target, source))
-        else:
-            due = weight > 0
-            target.copy_(torch.where(due, source, target) if isinstance(due, Tensor) else source)
+    due = weight > 0
+    for copy, original in zip(copies, originals, strict=True):
+        copy.copy_(torch.where(due, original, copy) if isinstance(due, Tensor) else original)
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a state dict holds (running statistics, counts), by name."""
+    passing = {
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, module in model.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    return {name: buffer for name, buffer in model.named_buffers() if name not in passing}
+
+
+def running_statistics(model: nn.Module) -> set[str]:
+    """Names of the buffers that are means over batches: those of BatchNorm and InstanceNorm."""
+    return {
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, module in model.named_modules()
+        if isinstance(module, _NormBase)
+        for name in ("running_mean", "running_var")
+    }
 
 
 def state_text(state: Tensor) -> str:

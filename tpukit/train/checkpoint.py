@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tpukit.errors import CheckpointError, JobError
+from tpukit.hardware.modules import persistent_buffers
 from tpukit.io.files import replacing_folder, sha256_of, sync_file, write_file
 
 FORMAT = 1
@@ -350,7 +351,7 @@ def load_weights(
         "has an unknown": sorted(unknown),
         "has": other_shapes,
     }
-    problems = [f"{verb} {_listed(found)}" for verb, found in differences.items() if found]
+    problems = [f"{verb} {listed(found)}" for verb, found in differences.items() if found]
     if problems:
         count = sum(map(len, differences.values()))
         raise CheckpointError(
@@ -362,11 +363,5 @@ def load_weights(
             tensor.copy_(weights[name])
 
 
-def _listed(found: list[str]) -> str:
+def listed(found: list[str]) -> str:
     return ", ".join([*found[:LISTED], *(["..."] if len(found) > LISTED else [])])
-
-
-def persistent_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What a checkpoint holds beside the parameters (running statistics), by name."""
-    kept = model.state_dict(keep_vars=True).keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in kept}

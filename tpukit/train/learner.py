@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend, BackendState, Batch
-from tpukit.train.checkpoint import Checkpoint, persistent_buffers
+from tpukit.hardware.modules import persistent_buffers
+from tpukit.train.checkpoint import Checkpoint
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import LossInputs
@@ -186,6 +187,8 @@ class Learner:
             dropped, and its state is that from before. Returns whether the step was made.
         """
         self._interrupt = interrupt
+        if self.ema:
+            self.ema.follow()
         weight = self.ema.schedule.weight(self.steps_done + 1) if self.ema else 0.0
         if not self.backend.run(self._step, batches, lr, weight):
             return False

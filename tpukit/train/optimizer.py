@@ -12,9 +12,8 @@ from torch.optim import Optimizer
 
 from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.backend import Average, Backend, OptimizerSettings, ParameterGroup
-from tpukit.hardware.modules import exchange
+from tpukit.hardware.modules import exchange, persistent_buffers, running_statistics
 from tpukit.hardware.optimizers import require_steppable
-from tpukit.train.checkpoint import persistent_buffers
 from tpukit.train.checks import expect
 from tpukit.train.config import EMAUpdates, TrainConfig
 from tpukit.train.task import Task
@@ -180,7 +179,8 @@ class EMA:
     """EMA weights <- d EMA weights + (1 - d) weights, by a schedule.
 
     `weights` mirrors by name the trained parameters, in their placement (sharded or not), and the
-    persistent buffers: running statistics are averaged too, integers (counts) are copied.
+    persistent buffers. Averaged is what is a mean: parameters and the running statistics of
+    normalisation. Every other buffer (counts, queues, singular vectors, observed ranges) is copied.
     """
 
     def __init__(self, model: nn.Module, schedule: EMASchedule) -> None:
@@ -190,6 +190,7 @@ class EMA:
         }
         places = [name.rpartition(".") for name in persistent_buffers(model)]
         self._modules = [(model.get_submodule(of), of + dot, name) for of, dot, name in places]
+        self._averaged = self.parameters.keys() | running_statistics(model)
         self.weights = {n: t.detach().clone() for n, t in self._trained().items()}
         self.schedule = schedule
 
@@ -198,25 +199,53 @@ class EMA:
         """The present ones: a model may put another tensor in a buffer's place."""
         return {prefix + name: getattr(module, name) for module, prefix, name in self._modules}
 
+    @property
+    def copied_floats(self) -> list[str]:
+        """Names of the buffers of floats that are no running statistics."""
+        floats = (n for n, buffer in self.buffers.items() if buffer.is_floating_point())
+        return [name for name in floats if name not in self._averaged]
+
     def _trained(self) -> dict[str, Tensor]:
         return {**self.parameters, **self.buffers}
 
+    def follow(self) -> None:
+        """Takes over the buffers that have got another shape or type: an observer's first range."""
+        for name, buffer in self.buffers.items():
+            kept = self.weights[name]
+            if (kept.shape, kept.dtype) != (buffer.shape, buffer.dtype):
+                self.weights[name] = buffer.detach().clone()
+
     def update(self, weight: float | Tensor) -> Average:
         """An update by this weight of the schedule."""
-        sources = self._trained()
-        averages = [self.weights[name] for name in sources]
-        return Average(averages, list(sources.values()), weight)
+        # What this very step has given another shape is taken over after it.
+        alike = {n: t for n, t in self._trained().items() if t.shape == self.weights[n].shape}
+        averaged = [name for name in alike if name in self._averaged]
+        copied = [name for name in alike if name not in self._averaged]
+        (averages, sources), (copies, originals) = (
+            ([self.weights[name] for name in names], [alike[name] for name in names])
+            for names in (averaged, copied)
+        )
+        return Average(averages, sources, weight, copies, originals)
 
     @contextmanager
     def in_place_of_weights(self) -> Iterator[None]:
         """Within the context the model computes with the EMA weights."""
-        trained = self._trained()
-        own, weights = list(trained.values()), [self.weights[name] for name in trained]
-        exchange(own, weights)
+        self.follow()
+        own = self._trained()
+        pairs = [*own.values()], [self.weights[name] for name in own]
+        exchange(*pairs)
         try:
             yield
         finally:
-            exchange(own, weights)
+            exchange(*pairs)
+            self._put_back(own)
+
+    def _put_back(self, own: Mapping[str, Tensor]) -> None:
+        """Takes the tensors that the model has put in the place of buffers meanwhile."""
+        for module, prefix, name in self._modules:
+            if (made := getattr(module, name)) is not own[prefix + name]:
+                self.weights[prefix + name] = made.detach()
+                setattr(module, name, own[prefix + name])
 
 
 def start_ema(config: TrainConfig, model: nn.Module) -> EMA | None:

@@ -15,7 +15,13 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.lock import mark_ending
 from tpukit.io.units import format_bytes
-from tpukit.train.checkpoint import KEPT, BackgroundWriter, Checkpoint, point_as_recorded
+from tpukit.train.checkpoint import (
+    KEPT,
+    BackgroundWriter,
+    Checkpoint,
+    listed,
+    point_as_recorded,
+)
 from tpukit.train.data import StreamPlan, is_stream
 from tpukit.train.engine import Engine
 from tpukit.train.learner import Learner, load_learner
@@ -230,6 +236,11 @@ def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
         log.text(warning)
     log.text(f"Model: {count / 1e6:.1f} M parameters; batch {plan.split.describe()}")
     model = backend.unwrap(learner.model)
+    if learner.ema and (copied := learner.ema.copied_floats):
+        log.text(
+            "EMA weights: parameters and running statistics are averaged; copied"
+            f" {'is' if len(copied) == 1 else 'are'} {listed(copied)}."
+        )
     if plan.choice:
         log.text(": ".join(plan.choice))
     if cut := plan.split.consequences(model):

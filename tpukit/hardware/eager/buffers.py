@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from tpukit.hardware.modules import persistent_buffers
+
 SENT_AS_BYTES = (torch.int16, torch.uint16, torch.uint32, torch.uint64)
 """Types that neither gloo nor NCCL sends."""
 
@@ -29,7 +31,7 @@ def share_buffers(model: nn.Module) -> None:
         if statistic is not None
     ]
     known = set(map(id, averaged))
-    others = [buffer for buffer in _persistent(model) if id(buffer) not in known]
+    others = [b for b in persistent_buffers(model).values() if id(b) not in known]
     for tensors in _by_dtype(averaged):
         flat = torch.cat([tensor.flatten() for tensor in tensors])
         dist.all_reduce(flat)
@@ -38,13 +40,6 @@ def share_buffers(model: nn.Module) -> None:
         flat = torch.cat([tensor.flatten() for tensor in tensors])
         dist.broadcast(flat.view(torch.uint8) if flat.dtype in SENT_AS_BYTES else flat, 0)
         _fill(tensors, flat)
-
-
-def _persistent(model: nn.Module) -> Iterator[Tensor]:
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                yield buffer
 
 
 def _by_dtype(tensors: list[Tensor]) -> list[list[Tensor]]:

@@ -240,7 +240,7 @@ class XlaBackend(XlaOps):
         if average is not None:
             # Sent as data: a Python number would be part of the graph.
             weight = self.mesh.send(torch.as_tensor(average.weight))
-            move_towards(average.averages, average.sources, weight)
+            move_towards(*average._replace(weight=weight))
         self._ends_step = True
         return norm
 
