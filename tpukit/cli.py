@@ -285,14 +285,23 @@ def _report_usage(error: Any, arguments: list[str]) -> int:
 def _report(
     message: str, hint: str | None, error_id: str, exit_code: int, arguments: list[str]
 ) -> int:
-    from tpukit.commands.output import write_json_error
+    from tpukit.commands.output import json_error, write_json_error
 
     prefix = "" if exit_code > SIGNAL_BASE else _error_mark()
-    print(prefix + _printable(without_secrets(message)), file=sys.stderr)
+    lines = [prefix + _printable(without_secrets(message))]
     if hint:
-        print(_printable(without_secrets(f"  {hint}")), file=sys.stderr)
-    if "--json" in arguments:
-        write_json_error(message, hint, error_id)
+        lines.append(_printable(without_secrets(f"  {hint}")))
+    text, error = "\n".join(lines) + "\n", json_error(message, hint, error_id)
+    as_json = "--json" in arguments
+    if "RANK" in os.environ and exit_code < SIGNAL_BASE:
+        from tpukit.hardware.launch.launcher import leave_status
+
+        # torchrun may end this rank before it has printed.
+        if leave_status(exit_code, error_id=error_id, stderr=text, stdout=error * as_json):
+            return exit_code
+    print(text, end="", file=sys.stderr)
+    if as_json:
+        write_json_error(error)
     return exit_code
 
 

@@ -166,8 +166,11 @@ def test_a_worker_names_the_users_line(tmp_path):
 
 @pytest.mark.slow
 def test_two_ranks_say_it_once(tmp_path):
-    told = failure(tpukit(*train("BareTensor", tmp_path), "--devices", "2"))
-    assert told.count("BareTensor.loss") == 1 and "a tensor of shape ()" in told
+    done = tpukit(*train("BareTensor", tmp_path), "--devices", "2", "--json")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert done.stderr.count("Error: BareTensor.loss") == 1, done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert error["id"] == "task-value" and "a tensor of shape ()" in error["message"]
 
 
 @pytest.mark.xla

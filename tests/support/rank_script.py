@@ -22,6 +22,16 @@ if SCENARIO == "end":
 elif SCENARIO == "bad-input":
     print(f"Error: bad input, says {RANK}", file=sys.stderr)
     sys.exit(2)
+elif SCENARIO.startswith("both-fail"):
+    from tpukit.hardware.launch.launcher import leave_status
+
+    ends_first = 0 if SCENARIO == "both-fail-0" else 1
+    # torchrun ends the other one before it has left its error, or after.
+    if ends_first == RANK or SCENARIO != "both-fail-alone":
+        leave_status(2, error_id="data", stderr="Error: both\n  know\n", stdout=f"{{}} {RANK}\n")
+    if ends_first == RANK:
+        sys.exit(2)
+    time.sleep(60)
 elif SCENARIO == "second-fails":
     if RANK == 1:
         print("Error: only the second knows", file=sys.stderr)

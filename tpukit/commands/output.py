@@ -83,8 +83,13 @@ def reserve_stdout() -> int:
     return _reserved
 
 
-def write_json_error(message: str, hint: str | None, error_id: str) -> None:
-    """The one JSON object of a failure."""
+def json_error(message: str, hint: str | None, error_id: str) -> str:
+    """The line with the one JSON object of a failure."""
     hint = hint and without_secrets(hint)
     body = {"error": {"message": without_secrets(message), "hint": hint, "id": error_id}}
-    os.write(reserve_stdout(), (json.dumps(body) + "\n").encode())
+    return json.dumps(body) + "\n"
+
+
+def write_json_error(line: str) -> None:
+    """Writes it where standard output is kept for it."""
+    os.write(reserve_stdout(), line.encode())

@@ -52,6 +52,19 @@ def test_bad_input_is_printed_once_with_its_own_code():
     assert "Traceback" not in stderr
 
 
+@pytest.mark.parametrize("ended_first", [0, 1])
+def test_of_ranks_that_make_the_same_mistake_one_says_it(ended_first):
+    """Also where torchrun ends the other one before, or after, it has said it."""
+    code, out, stderr = launched(f"both-fail-{ended_first}")
+    assert (code, out, stderr) == (2, "{} 0\n", "Error: both\n  know\n")
+
+
+def test_an_error_that_torchrun_leaves_to_one_rank_arrives():
+    code, out, stderr = launched("both-fail-alone")
+    assert (code, out) == (2, "{} 1\n")
+    assert stderr == "[rank 1] Error: both\n[rank 1]   know\n"
+
+
 def test_a_rank_that_fails_ends_while_the_others_wait_for_it():
     """Destroying the process group, which blocks here as on GPUs, is left out."""
     code, _, stderr = launched("second-raises")

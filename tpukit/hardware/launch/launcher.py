@@ -1,7 +1,8 @@
 """Starts torchrun with one rank a device, passes signals on, returns the failed rank's exit code.
 
-torchrun exits 1 whenever a rank fails, with a page of traceback. Here each rank writes its exit
-code to a folder that the launcher reads, and only the rank's own stderr tail is shown.
+torchrun exits 1 whenever a rank fails, with a page of traceback, and ends the other ranks at once,
+which may be printing an error of their own. Here each rank writes how it ends to a folder, and the
+launcher prints one rank's error.
 """
 
 import json
@@ -14,13 +15,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from tpukit.errors import HardwareError, JobError
 from tpukit.hardware.options import HardwareOptions
+from tpukit.io.files import write_file
 from tpukit.io.interrupts import STOPPED_CODES, STOPPING, is_impatient
 from tpukit.io.process import PARENT_VARIABLE, allowed_cores
 
@@ -29,17 +31,28 @@ STATUS_VARIABLE = "TPUKIT_STATUS"
 LOOPBACK = "127.0.0.1"
 SHOWN_LINES = 20
 SECONDS_BETWEEN_LOOKS = 1.0
-SECONDS_TO_NAME_IT = 5.0
-"""Time that rank 0 has to name another rank's error itself; one that waits in NCCL cannot."""
+SECONDS_TO_END = 5.0
+"""Time that the other ranks have to end after a failure, before it is printed all the same."""
+FOLLOWING = ("rank-failed", "node-lost")
+"""Ids of errors that another rank's end causes."""
 
 
 @dataclass(frozen=True)
 class RankStatus:
-    """How one rank ended."""
+    """How one rank ended, and the error that it leaves to the launcher to print."""
 
     rank: int
+    attempt: int
     exit_code: int
     ended_at: float
+    error_id: str = ""
+    stderr: str = ""
+    stdout: str = ""
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether it failed by itself: the others were asked to stop, by a signal or torchrun."""
+        return self.exit_code not in (0, *STOPPED_CODES)
 
 
 def is_launched() -> bool:
@@ -75,22 +88,20 @@ def launch(
         return _exit_code(code, read_statuses(status), received, status, printed)
 
 
-def _wait(torchrun: subprocess.Popen[bytes], status: Path) -> tuple[int, set[RankStatus]]:
-    """torchrun's exit code, and the ranks whose error was printed meanwhile.
+def _wait(torchrun: subprocess.Popen[bytes], status: Path) -> tuple[int, set[int]]:
+    """torchrun's exit code, and the attempts whose failure was printed meanwhile.
 
-    These are the first to fail where rank 0, which would name them, still waits.
+    A rank that hangs in another one's absence is killed by torchrun after 30 s.
     """
-    printed: set[RankStatus] = set()
+    printed: set[int] = set()
     while True:
         with suppress(subprocess.TimeoutExpired):
             return torchrun.wait(SECONDS_BETWEEN_LOOKS), printed
-        ended = read_statuses(status)
-        causes = [s for s in ended if s.exit_code not in (0, *STOPPED_CODES)]
-        waits = all(s.rank != 0 for s in ended)
-        if causes and waits and time.time() - causes[0].ended_at > SECONDS_TO_NAME_IT:
-            if causes[0] not in printed:
-                _print_stderr_tail(status, causes[0].rank)
-            printed.add(causes[0])
+        ended = [s for s in read_statuses(status) if s.attempt not in printed]
+        failed = [s for s in ended if s.is_cause]
+        if failed and time.time() - failed[0].ended_at > SECONDS_TO_END:
+            printed.add(failed[0].attempt)
+            _print_failure(status, [s for s in failed if s.attempt == failed[0].attempt])
 
 
 def torchrun_command(
@@ -128,7 +139,24 @@ def check_port(port: int) -> None:
 def read_statuses(folder: Path) -> list[RankStatus]:
     """What the ranks wrote, in the order in which they ended."""
     statuses = [RankStatus(**json.loads(f.read_text())) for f in folder.glob("exit-*.json")]
-    return sorted(statuses, key=lambda status: status.ended_at)
+    return sorted(statuses, key=lambda status: (status.attempt, status.ended_at))
+
+
+def leave_status(exit_code: int, *, error_id: str = "", stderr: str = "", stdout: str = "") -> bool:
+    """Leaves to the launcher how this rank ends; what was left first stays.
+
+    Returns whether there is a launcher: a rank's child processes have none.
+    """
+    if not (folder := os.environ.get(STATUS_VARIABLE)):
+        return False
+    rank, attempt = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if (Path(folder) / f"pid-{rank}").read_text() != str(os.getpid()):
+        return False
+    file = Path(folder) / f"exit-{attempt}-{rank}.json"
+    if not file.exists():
+        status = RankStatus(rank, attempt, exit_code, time.time(), error_id, stderr, stdout)
+        write_file(file, json.dumps(asdict(status)).encode(), sync=False)
+    return True
 
 
 def _environment(status: Path, ranks: int) -> dict[str, str]:
@@ -183,22 +211,19 @@ def _send(process: int, number: int) -> None:
 
 
 def _exit_code(
-    torchrun_code: int,
-    statuses: list[RankStatus],
-    received: list[int],
-    folder: Path,
-    printed: set[RankStatus],
-) -> int:
-    failed = [s for s in statuses if s.exit_code != 0]
-    # The others were asked to stop: by a signal, or because another rank failed.
-    causes = [s for s in failed if s.exit_code not in STOPPED_CODES]
+    torchrun_code: int, statuses: list[RankStatus], received: list[int], folder: Path,
+    printed: set[int],
+) -> int:  # fmt: skip
+    last = [s for s in statuses if s.attempt == statuses[-1].attempt]
+    failed = [s for s in last if s.exit_code != 0]
+    causes = [s for s in failed if s.is_cause]
     if causes:
         if killed := _killed(folder):
             # The others fail because of it: their errors are not the cause.
             print(f"{killed}.", file=sys.stderr)
-        if all(s.rank != 0 for s in causes) and causes[0] not in printed:
-            _print_stderr_tail(folder, causes[0].rank)
-        return causes[0].exit_code
+        if causes[0].attempt not in printed:
+            _print_failure(folder, causes)
+        return _first(causes).exit_code
     if received and (failed or torchrun_code != 0):
         return 128 + received[0]
     if failed:
@@ -213,16 +238,26 @@ def _exit_code(
     )
 
 
+def _first(causes: list[RankStatus]) -> RankStatus:
+    """Rank 0 where it made the mistake itself, else the rank that failed first."""
+    own = (s for s in causes if s.rank == 0 and s.error_id not in ("", *FOLLOWING))
+    return next(own, causes[0])
+
+
+def _print_failure(folder: Path, causes: list[RankStatus]) -> None:
+    """Prints the error of one rank: others often make the same mistake."""
+    first = _first(causes)
+    print(first.stdout, end="", flush=True)
+    mark = f"[rank {first.rank}] " if first.rank else ""
+    # Rank 0 prints by itself what is no error of tpukit's; other ranks write to a file.
+    output = folder / f"output-{first.rank}.txt"
+    lines = output.read_text(errors="replace").splitlines()[-SHOWN_LINES:] if first.rank else []
+    for line in [*lines, *first.stderr.splitlines()]:
+        print(mark + line, file=sys.stderr, flush=True)
+
+
 def _killed(folder: Path) -> str:
     """The ranks that a signal ended, as text; empty where there are none."""
     files = sorted(folder.glob("killed-*"))
     ends = [f"rank {f.name.removeprefix('killed-')} ended by {f.read_text()}" for f in files]
     return ", ".join(ends)
-
-
-def _print_stderr_tail(folder: Path, rank: int) -> None:
-    """Prints the end of a failed rank's output, which it writes to a file of its own."""
-    file = folder / f"output-{rank}.txt"
-    if file.exists():
-        lines = file.read_text(errors="replace").splitlines()[-SHOWN_LINES:]
-        print("\n".join(f"[rank {rank}] {line}" for line in lines), file=sys.stderr)

@@ -3,7 +3,6 @@
 python -m tpukit.hardware.launch.rank MODULE ARGUMENTS
 """
 
-import json
 import os
 import runpy
 import sys
@@ -12,10 +11,12 @@ import traceback
 from pathlib import Path
 
 from tpukit.hardware.launch.failures import end_rank
-from tpukit.hardware.launch.launcher import STATUS_VARIABLE
+from tpukit.hardware.launch.launcher import STATUS_VARIABLE, leave_status, read_statuses
 from tpukit.io.files import write_file
 from tpukit.io.interrupts import STOPPED_CODES
 from tpukit.io.process import die_with_parent
+
+SECONDS_FOR_RANK_0 = 1.0
 
 
 def main() -> None:
@@ -31,11 +32,21 @@ def main() -> None:
 
 def _leave_exit_code(status: Path, rank: int) -> int:
     code = _run()
-    # torchrun kills all ranks when one fails, but ranks that were asked to stop may still be
+    leave_status(code)
+    # torchrun ends all ranks when one fails, but ranks that were asked to stop may still be
     # writing their checkpoint: to torchrun they succeed.
-    ended = {"rank": rank, "exit_code": code, "ended_at": time.time()}
-    write_file(status / f"exit-{rank}.json", json.dumps(ended).encode(), sync=False)
-    return 0 if code in STOPPED_CODES else code
+    if code in STOPPED_CODES:
+        return 0
+    if code and rank != 0:
+        _let_rank_0_fail(status)
+    return code
+
+
+def _let_rank_0_fail(status: Path) -> None:
+    """Waits, not for long, for rank 0: it may be about to log and leave the same error."""
+    until = time.monotonic() + SECONDS_FOR_RANK_0
+    while time.monotonic() < until and not any(s.rank == 0 for s in read_statuses(status)):
+        time.sleep(0.05)
 
 
 def _run() -> int:
