@@ -3,6 +3,7 @@
 
 import json
 import random
+import re
 import sysconfig
 from pathlib import Path
 
@@ -117,21 +118,20 @@ def test_standard_library_has_no_finding():
     assert scan_paths(chosen).findings == []
 
 
-KNOWN_PACKAGES = {
-    "accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "torch", "torch_xla",
-    "transformers", "timm", "torchmetrics", "huggingface_hub", "nltk", "torch_tpu", "functorch",
-}  # fmt: skip
+OF_ANY_CODE = {"python-removed-module", "numpy-2"}
+"""Ids of findings that need no torch: other packages may have what newer releases removed."""
+USES_TORCH = re.compile(r"^\s*(?:from|import)\s+(?:torch|accelerate|transformers)", re.MULTILINE)
 
 
 @pytest.mark.slow
 def test_installed_packages_have_findings_only_where_torch_is_used():
-    """Looked at one by one for the releases this was written with: those in torch_xla's, torch's,
-    accelerate's, Lightning's, transformers' and nltk's own code are true."""
-    root = Path(sysconfig.get_paths()["purelib"])
-    report = scan_paths(library("purelib"))
-    packages = {Path(f.path).relative_to(root).parts[0] for f in report.findings}
-    assert packages <= KNOWN_PACKAGES
-    assert not [f for f in report.findings if f.id in ("unsynchronised-gradients", "no-drop-last")]
+    """What is found there is true, where it was looked at; it changes with their releases."""
+    findings = scan_paths(library("purelib")).findings
+    assert len({f.id for f in findings}) > 20
+    elsewhere = [f for f in findings if f.id not in OF_ANY_CODE]
+    texts = {f.path: Path(f.path).read_text(errors="replace") for f in elsewhere}
+    assert [f for f in elsewhere if not USES_TORCH.search(texts[f.path])] == []
+    assert not [f for f in findings if f.id in ("unsynchronised-gradients", "no-drop-last")]
 
 
 # -- fuzz ------------------------------------------------------------------------------------------

@@ -262,9 +262,13 @@ def _evaluations(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module) -> l
 
 def _called_without_gradients(code: TrainingCode) -> set[str]:
     """Functions that the module calls where no gradients are recorded."""
-    blocks = (node for node in nodes_below(code.tree) if isinstance(node, ast.With))
-    bare = (b for b in blocks if any(map(_NO_GRADIENTS.search, map(ast.unparse, b.items))))
-    return {called_name(n) for block in bare for n in nodes_below(block)} - {""}
+
+    def is_bare(node: ast.AST) -> bool:
+        around = [*getattr(node, "decorator_list", ()), *getattr(node, "items", ())]
+        return any(map(_NO_GRADIENTS.search, map(ast.unparse, around)))
+
+    bare = filter(is_bare, nodes_below(code.tree))
+    return {called_name(n) for node in bare for n in nodes_below(node)} - {""}
 
 
 def _model_called(loop: ast.AST) -> str:
