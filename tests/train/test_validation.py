@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -379,6 +380,70 @@ def test_an_unknown_metric_is_named_after_the_checkpoint_is_written(train, tmp_p
     assert open_run(tmp_path / "run", print).checkpoint.state.step == 2
     result, *_ = train(Scripted(0.5, 0.6), best_metric="max:valid_accuracy")
     assert (result.resumed_from, result.best["step"]) == (2, 6)
+
+
+class Judged(Tiny):
+    """Its own metric is declared; dropout draws from the generators."""
+
+    name = "judged"
+    metric_names: ClassVar = {"worst": "worst ↓", "bias": "bias ↑"}
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.3)
+
+    def validation_rows(self, model, batch):
+        return {"error": (model(batch["x"]) - batch["y"]).mean(1)}
+
+    def compute(self, rows):
+        if len(rows["error"]) < 10:
+            raise ValueError("too few")
+        return {"bias": rows["error"].mean()}
+
+
+def test_a_metric_that_no_validation_gives_is_named_before_the_first_step(train, tmp_path):
+    with pytest.raises(UsageError, match=r"'valid_wurst' is not among .*: valid_loss, valid_worst"):
+        train(Tiny(), best_metric="valid_wurst")
+    assert not (tmp_path / "run").exists()
+    result, *_ = train(Tiny(), best_metric="valid_worst")
+    assert (result.resumed_from, result.finished) == (None, True)
+
+
+def test_looking_for_the_metric_draws_nothing(train, tmp_path):
+    runs = []
+    for how in (None, "valid_bias"):
+        result, metrics, _ = train(Judged(), best_metric=how)
+        runs.append([row["loss"] for row in metrics if row["kind"] == "train"])
+        assert result.best.keys() == {"bias" if how else "loss", "step"}
+        (tmp_path / "run").rename(tmp_path / f"run-{how}")
+    assert runs[0] == runs[1]
+
+
+def test_the_declared_arrow_is_the_direction(train):
+    for wrong, right in {"max:valid_worst": "min:valid_worst", "min:valid_bias": "max:valid_bias",
+                         "max:valid_loss": "min:valid_loss"}.items():  # fmt: skip
+        with pytest.raises(ConfigError, match="as the task declares it") as caught:
+            train(Judged(), best_metric=wrong)
+        assert f"best_metric={right}" in caught.value.hint
+    result, metrics, _ = train(Judged(), best_metric="valid_bias")
+    assert result.best["bias"] == max(row["valid_bias"] for row in metrics if "valid_bias" in row)
+
+
+def test_the_last_validation_is_always_shown(train):
+    _, metrics, lines = train(Tiny(), max_steps=40, ckpt_every=1, log_every=40)
+    shown = [line for line in lines if "valid_loss" in line]
+    assert len([row for row in metrics if row["kind"] == "valid"]) == 40 > len(shown)
+    assert shown[-1].startswith("step 40: ")
+
+
+def test_what_a_finished_run_can_do(train):
+    """The rate of a schedule depends on the length: such a run cannot be made longer."""
+    for schedule, told in {
+        "cosine": "--init-from",
+        "constant": "--max-steps go on with it",
+    }.items():
+        train(Tiny(), schedule=schedule, resume=False)
+        *_, lines = train(Tiny(), schedule=schedule)
+        assert any("is finished" in line and told in line for line in lines), lines
 
 
 def test_a_metric_has_a_form():

@@ -54,7 +54,8 @@ class TaskSettings:
     """Optimizer steps between two checkpoints, each after a validation (default: the task's, or
     each epoch and every 500)."""
     best_metric: str | None = None
-    """Metric of the best checkpoint: NAME, min:NAME or max:NAME (default: valid_loss)."""
+    """Metric of the best checkpoint: NAME (the least, unless the task declares the most as better),
+    min:NAME or max:NAME (default: valid_loss)."""
     early_stopping: int | None = setting(None, Range(0, LARGEST_COUNT))
     """Validations without a better best_metric after which training stops (default: never)."""
     lr: float = setting(1e-3, FROM_ZERO, decides=True)

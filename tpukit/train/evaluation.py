@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings
 
 import numpy as np
 import torch
@@ -144,6 +145,39 @@ def validation_scores(plan: RunPlan, learner: Learner, watch: CompilationWatch) 
     return learner.backend.all_gather_objects(found)[0]  # type: ignore[no-any-return]
 
 
+def require_best_metric(plan: RunPlan, learner: Learner) -> None:
+    """Raises UsageError where the validation will not give the metric that `best_metric` names.
+
+    By one batch of each set, before the first step; every rank must call it. What cannot be known
+    by it (`score`, a `compute` that needs more rows), and what would be graphs of their own, which
+    take minutes, is met at the first validation.
+    """
+    task, backend, wanted = plan.task, learner.backend, plan.best.name
+    unknown = overrides(task, "score") or backend.compiles_everything
+    if plan.config.best_metric is None or unknown:
+        return
+
+    def computed(task: Task, rows: Rows) -> dict[str, float]:
+        try:
+            with catch_warnings(action="ignore"):
+                return _computed(task, rows)
+        except Exception:  # of so few rows
+            return {wanted: math.nan}
+
+    before, loading = backend.state(), replace(plan.loading, workers=0)
+    sums, watch = BatchSums(task, backend, learner.model), CompilationWatch(backend)
+    found: dict[str, float] = {}
+    learner.model.eval()
+    for name, data in plan.datasets.validation_sets().items():
+        first = list(islice(task.evaluation_batches(data, plan.settings), 1))
+        values = metrics_of(sums, data, first, loading, watch, computed)
+        found |= {k if k == wanted else "_".join(filter(None, ("valid", name, k))): v
+                  for k, v in values.items()}  # fmt: skip
+    learner.model.train()
+    backend.load_state(before)
+    plan.best.require_among(found)
+
+
 def metrics_of_run(
     task: Task,
     model: nn.Module,
@@ -235,8 +269,12 @@ def metrics_of(
     micro_batches: Sequence[MicroBatch],
     loading: LoaderSettings,
     watch: CompilationWatch,
+    computed: Callable[[Task, Rows], dict[str, float]] | None = None,
 ) -> dict[str, float]:
-    """The means and the computed metrics of one set; the model is in eval mode."""
+    """The means and the computed metrics of one set; the model is in eval mode.
+
+    computed: in place of the task's `compute`.
+    """
     task, backend, inputs = sums.task, sums.backend, sums.inputs
     if inputs.is_mean is None and (backend.world_size > 1 or backend.compiles):
         # Elsewhere rows always divide, and another shape costs nothing.
@@ -263,7 +301,7 @@ def metrics_of(
     values = sums.read()
     watch.done("read_evaluation")
     if has_rows:
-        values |= _computed(task, rows)
+        values |= (computed or _computed)(task, rows)
     return values
 
 

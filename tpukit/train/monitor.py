@@ -58,6 +58,8 @@ class RunMonitor:
             "step", plan.total_steps, done=learner.steps_done, enabled=log is not None
         )
         self._hook_failed = False
+        self._last_scores: str | None = None
+        """The line of the last validation, where it was not shown."""
         self._started = self._shown = 0.0
 
     @contextmanager
@@ -67,6 +69,8 @@ class RunMonitor:
         with self.progress, self.stalls:
             self.restart()
             yield
+        if self.log and self._last_scores:
+            self.log.show(self._last_scores)
 
     def restart(self) -> None:
         """Begins to count anew, after a pause or the first step's compilation."""
@@ -197,7 +201,8 @@ class RunMonitor:
         if self.log:
             self._log_row({"kind": "valid", "step": self.learner.steps_done, **scores})
             text = ", ".join(f"{name} {value:.4g}" for name, value in scores.items())
-            self.recurring(f"step {self.learner.steps_done}: {text}")
+            line = f"step {self.learner.steps_done}: {text}"
+            self._last_scores = None if self.recurring(line) else line
 
     def _log_row(self, row: Mapping[str, Any]) -> None:
         assert self.log is not None
@@ -212,10 +217,12 @@ class RunMonitor:
                 self.log.text(f"Warning: {name}.on_log failed: {kind}: {error}")
             self._hook_failed = True
 
-    def recurring(self, text: str) -> None:
-        """A line of log.txt, which people see too while there are few of them."""
+    def recurring(self, text: str) -> bool:
+        """A line of log.txt, which people see too while there are few of them: whether they do."""
+        shown = self.log is not None and self.progress.admits()
         if self.log is not None:
-            (self.log.text if self.progress.admits() else self.log.note)(text)
+            (self.log.text if shown else self.log.note)(text)
+        return shown
 
     def require_finite(self, first_bad_step: int | None) -> None:
         """Raises NonFiniteLossError where the loss of a step was not finite."""

@@ -31,6 +31,7 @@ from tpukit.train.loader import (
     example_batches,
     make_loader,
 )
+from tpukit.train.report.tested import METRIC_NAMES
 from tpukit.train.run_folder import RunFolder, read_config
 from tpukit.train.schedule import BestMetric, completes_pass, is_due, parse_best_metric
 from tpukit.train.task import BatchPlan, Datasets, PlanSettings, Task, overrides
@@ -208,7 +209,7 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
         split=split,
         settings=settings,
         total_steps=total,
-        best=_best_metric(config, datasets),
+        best=_best_metric(task, config, datasets),
         identity={**_identity(task, config, total), **datasets.identity},
         loading=LoaderSettings(
             workers=loader_workers(backend, config.num_workers),
@@ -264,7 +265,7 @@ def _check_sizes(task: Task, datasets: Datasets, config: TrainConfig) -> None:
         )
 
 
-def _best_metric(config: TrainConfig, datasets: Datasets) -> BestMetric:
+def _best_metric(task: Task, config: TrainConfig, datasets: Datasets) -> BestMetric:
     """The configured metric, or the loss on the first validation set."""
     sets = datasets.validation_sets()
     if config.early_stopping and not sets:
@@ -272,9 +273,18 @@ def _best_metric(config: TrainConfig, datasets: Datasets) -> BestMetric:
             f"early_stopping = {config.early_stopping}: the task has no validation data.",
             "Return some as `Datasets.valid`, or leave early_stopping out.",
         )
-    first = next(iter(sets), "")
-    metric = parse_best_metric(config.best_metric or "")
-    return metric or BestMetric("_".join(filter(None, ("valid", first, "loss"))))
+    titles = {
+        _validation_name(part, name): title
+        for part in sets
+        for name, title in {**METRIC_NAMES, **task.metric_names}.items()
+    }
+    metric = parse_best_metric(config.best_metric or "", titles)
+    return metric or BestMetric(_validation_name(next(iter(sets), ""), "loss"))
+
+
+def _validation_name(part: str, metric: str) -> str:
+    """`valid_loss`, `valid_NAME_loss`."""
+    return "_".join(filter(None, ("valid", part, metric)))
 
 
 def _identity(task: Task, config: TrainConfig, total_steps: int) -> dict[str, Any]:

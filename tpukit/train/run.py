@@ -24,6 +24,7 @@ from tpukit.train.checkpoint import (
 )
 from tpukit.train.data import StreamPlan, is_stream
 from tpukit.train.engine import Engine
+from tpukit.train.evaluation import require_best_metric
 from tpukit.train.learner import Learner, load_learner
 from tpukit.train.monitor import RunMonitor
 from tpukit.train.plan import RunPlan, TrainingRequest, plan_run
@@ -105,13 +106,16 @@ def _already_finished(
     plan: RunPlan, checkpoint: Checkpoint, log: Callable[[str], None], *, early: bool
 ) -> TrainingResult:
     state = checkpoint.state
-    how, more = "is finished", "more --epochs or --max-steps go"
+    how, more = "is finished", "more --epochs or --max-steps go on with it"
     if early:
         how = f"stopped early, best {plan.best.describe(state.best)}"
-        more = "a larger early_stopping goes"
+        more = "a larger early_stopping goes on with it"
+    elif "total_steps" in plan.identity:
+        # The learning rate depends on the length of the run.
+        more = f"--init-from {plan.folder.path} --results-dir DIR goes on with its weights"
     log(
         f"The run in {plan.folder.path} {how} ({state.step} steps)."
-        f" --no-resume starts a new one; {more} on with it."
+        f" --no-resume starts a new one; {more}."
     )
     losses = [row["loss"] for row in read_metrics(plan.folder) if row["kind"] == "train"]
     return TrainingResult(
@@ -135,6 +139,8 @@ def _train_from(
 ) -> TrainingResult:
     folder, command = plan.folder, plan.request.command
     learner = load_learner(plan.task, plan.config, backend, checkpoint, plan.datasets)
+    if checkpoint is None:
+        require_best_metric(plan, learner)
     stream = _resume_stream(plan, checkpoint, log) if checkpoint is not None else None
     with ExitStack() as stack:
         run_log, writer = None, None

@@ -32,8 +32,12 @@ class RunLog:
 
     def text(self, message: str) -> None:
         """A line for people, kept in log.txt with its time."""
-        self._log(message)
+        self.show(message)
         self.note(message)
+
+    def show(self, message: str) -> None:
+        """A line for people that log.txt has already."""
+        self._log(message)
 
     def note(self, message: str) -> None:
         """A line for log.txt alone."""

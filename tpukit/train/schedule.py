@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tpukit.errors import UsageError
+from tpukit.errors import ConfigError, UsageError
 from tpukit.train.config import METRIC, TrainConfig
 
 FEWEST_STEPS = 5
@@ -79,7 +79,23 @@ class BestMetric:
         return f"{self.name} {best[self.key]:.4g} of step {best['step']:.0f}"
 
 
-def parse_best_metric(text: str) -> BestMetric | None:
-    """`NAME`, `min:NAME` or `max:NAME`, of a metric whose name begins with valid_; else None."""
+def parse_best_metric(text: str, titles: Mapping[str, str] | None = None) -> BestMetric | None:
+    """`NAME`, `min:NAME` or `max:NAME`, of a metric whose name begins with valid_; else None.
+
+    titles: metric -> its name in tables, whose arrow says which way is better: NAME alone takes it.
+
+    Raises ConfigError for the other way.
+    """
     match = METRIC.fullmatch(text)
-    return BestMetric(match[2], match[1] == "max") if match else None
+    if match is None:
+        return None
+    way, name = match.groups()
+    title = (titles or {}).get(name, "")
+    declared = {"↑": "max", "↓": "min"}.get(title[-1:])
+    if way and declared and way != declared:
+        raise ConfigError(
+            f"best_metric {text!r}: of {title!r} the {'most' if declared == 'max' else 'least'} is"
+            " the best, as the task declares it.",
+            f"Use --set best_metric={declared}:{name}",
+        )
+    return BestMetric(name, (way or declared) == "max")

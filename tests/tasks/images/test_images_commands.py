@@ -195,8 +195,11 @@ def test_flipped_images_are_averaged(shapes, trained, tmp_path):
     image.save(folder / "a.png")
     ImageOps.mirror(image).save(folder / "b.png")
     out = tmp_path / "out.csv"
-    result(tpukit("predict", "--run", trained, "--hw", "cpu", "--data-path", folder, "--out", out,
-                  "--set", "tta=flip", "--set", "probabilities=true", "--json"))  # fmt: skip
+    predict = ("predict", "--run", trained, "--hw", "cpu", "--data-path", folder, "--out", out,
+               "--set", "tta=flip", "--set", "probabilities=true", "--json")  # fmt: skip
+    done = tpukit(*predict)
+    assert result(done)["rows"] == 2 and "Warning" not in done.stderr
+    assert "was trained without (hflip=0)" in tpukit(*predict, "--set", "hflip=0").stderr
     first, second = (
         [float(v) for v in list(row.values())[1:]] for row in csv.DictReader(out.open())
     )

@@ -143,10 +143,14 @@ def predict_classes(
     """Writes the submission; the JSON fields of `tpukit predict`. Every rank must call it."""
     found = find_images(task, request)
     assert task.class_names is not None
+    for warning in task.tta_warnings(request.run.path):
+        log(warning)
     images = listing.LabelledImages(tuple(found.files), (0,) * len(found.files), task.class_names)
     probabilities, readable = class_probabilities(task, model, backend, images)
     for other in request.averaged:
         assert isinstance(other.task, ImageTraining)
+        for warning in other.task.tta_warnings(other.run.path):
+            log(warning)
         model = other.model_on(backend)
         further, also = class_probabilities(other.task, model, backend, images)
         probabilities, readable = probabilities + further, readable & also

@@ -23,7 +23,8 @@ class ImagesTask(ImageTraining):
     generators: ClassVar[Mapping[str, type[Any]]] = {"images": ShapeImages}
     metric_names: ClassVar[Mapping[str, str]] = {
         "accuracy": "accuracy ↑", "top5_accuracy": "top-5 accuracy ↑",
-        "balanced_accuracy": "balanced accuracy ↑",
+        "balanced_accuracy": "balanced accuracy ↑", "macro_f1": "macro F1 ↑",
+        "log_loss": "log loss ↓", "roc_auc": "ROC AUC ↑", "quadratic_kappa": "quadratic kappa ↑",
     }  # fmt: skip
     selftest: ClassVar[Mapping[str, Any]] = {"model": "resnet10t", "image_size": 64}
     averages_runs = True

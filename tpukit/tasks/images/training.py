@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Self
@@ -233,6 +233,14 @@ class ImageTraining(Task):
 
     def compute(self, rows: Mapping[str, NDArray[Any]]) -> dict[str, float]:
         return chosen_metrics(self.config.chosen, rows["scores"], rows["label"]) if rows else {}
+
+    def tta_warnings(self, run: object) -> Iterator[str]:
+        """A line where test-time augmentation shows what the training of a run has not."""
+        if self.config.tta == "flip" and self.config.hflip == 0:
+            yield (
+                f"Warning: tta=flip averages with mirrored images, and {run} was trained without"
+                " (hflip=0)."
+            )
 
     def probabilities(self, model: nn.Module, batch: Batch) -> Tensor:
         """(rows, classes) of each row's image; with test-time augmentation their mean."""
