@@ -212,7 +212,7 @@ def _checked(
             where = _where(path, number, line)
             raise DataError(
                 f"{where} has {len(fields)} fields, the header {len(columns)}.",
-                "Put fields that hold commas or newlines in quotes.",
+                "Put fields that hold separators or line ends (a \\r alone is one) in quotes.",
             )
         yield Record(number, line, fields)
 
@@ -292,9 +292,9 @@ def _unmarked(head: bytes) -> str:
     """UTF-8, or UTF-16 where every other byte of a file without a mark is 0."""
     pairs = len(head) // 2
     zeros = head[: 2 * pairs : 2].count(0), head[1 : 2 * pairs : 2].count(0)
-    if max(zeros) * 2 <= pairs or min(zeros):
+    if max(zeros) * 2 <= pairs or min(zeros) * 10 > pairs:
         return "utf-8"
-    return "utf-16-be" if zeros[0] else "utf-16-le"
+    return "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
 
 
 def _is_western(path: Path) -> bool:
