@@ -5,18 +5,20 @@ decides is an error: a wrong column trains without a sign.
 """
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tpukit.errors import DataError
-from tpukit.io.tables import Table, open_table, plain_name, read_table, table_file
+from tpukit.io.tables import Table, is_table_name, open_table, plain_name, read_table, table_file
 
 FOLD_NAMES = ("fold", "folds", "kfold")
 """Columns of a table that look like folds."""
 LABEL_NAMES = ("label", "labels", "class", "class_name", "category", "target", "diagnosis")
 """Columns of a table that look like classes, the likeliest first."""
+SAMPLE_NAME = re.compile(r"sample_?submission\.", re.IGNORECASE)
 ZERO_OR_ONE = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 MOST_GRADES = 10
 """Different numbers that may be classes although they are not whole, such as 1.5 and 2.5."""
@@ -86,9 +88,9 @@ def _likely(
         return [*values], "the only one to predict"
     for label in LABEL_NAMES:
         if named := [name for name in values if name.lower() == label]:
-            return named, "its name"
+            return named[:1], "its name"
     binary = [name for name in values if values[name] <= ZERO_OR_ONE.keys()]
-    likely = [name for name in values if 1 < len(values[name]) < rows]
+    likely = [n for n in values if 1 < len(values[n]) < rows or _has_parts(values[n])]
     likely = [name for name in likely if not name.lower().endswith("id")]
     if len(binary) > 1 and {*likely} <= {*binary}:
         return binary, "they hold 0 and 1 alone"
@@ -106,14 +108,14 @@ def _kind(
             return "number"
         ones = [sum(ZERO_OR_ONE[v.strip()] for v in row) for row in zip(*values, strict=True)]
         return "one-hot" if {*ones} == {1} else "labels"
-    numbers = {as_number(value) for value in values[0] if value.strip()}
-    if None in numbers:
+    present = {value.strip() for value in values[0]} - {""}
+    if None in map(as_number, present):
         return "classes"
     is_asked = sample is not None and columns[0] in map(plain_name, sample.columns)
-    wanted = set(map(as_number, sample.column(columns[0]))) if sample and is_asked else set()
-    if len(numbers) > MOST_GRADES and not all(map(_is_whole, numbers)):
+    wanted = sample.column(columns[0]) if sample and is_asked else []
+    if len(present) > MOST_GRADES and _has_parts(present):
         return "number"
-    return "number" if len(numbers) > 2 and not all(map(_is_whole, wanted)) else "classes"
+    return "number" if len(present) > 2 and _has_parts(wanted) else "classes"
 
 
 def as_number(text: str) -> float | None:
@@ -125,17 +127,20 @@ def as_number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _is_whole(number: float | None) -> bool:
-    return number is None or number.is_integer()
+def _has_parts(values: Collection[str]) -> bool:
+    """Whether they are numbers that are not all whole."""
+    numbers = [as_number(value) for value in values]
+    return None not in numbers and any(number and number % 1 for number in numbers)
 
 
 def sample_beside(folder: Path, named: str | None = None) -> Table | None:
     """The sample submission of a data folder: the one that is named, or looks like one."""
     if named is not None:
         return read_table(folder / named)
-    likely = (path for path in folder.glob("*") if path.is_file())
-    found = [path for path in likely if path.stem.lower().replace("_", "") == "samplesubmission"]
-    return read_table(found[0]) if found else None
+    likely = (path for path in folder.iterdir() if is_table_name(path))
+    names = (path for path in likely if SAMPLE_NAME.match(path.name))
+    path = min(names, default=None)
+    return None if path is None else read_table(path)
 
 
 def columns_of_tests(folder: Path) -> list[str]:

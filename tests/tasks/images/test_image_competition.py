@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from competitions import image_competition
+from PIL import Image
 from runs import TINY, failure, result, tpukit
 
 from tpukit import api
@@ -183,3 +184,38 @@ def test_only_runs_of_the_same_classes_are_averaged(competition, trained, tmp_pa
                   "--json"))  # fmt: skip
     told = failure(tpukit("predict", "--hw", "cpu", "--run", trained, "--run", run))
     assert "predictions of task 'images' are not averaged with those of 'tiny'" in told
+
+
+@pytest.mark.parametrize(
+    ("columns", "sample", "said", "hint"),
+    [
+        ("Id,Eyes,Face,Score", "Id,Score\nt,41.5\n",
+         "12 values of Score (1, 2, 3, ...; named in sample_submission.csv) for 24 images are "
+         "numbers, no classes", "To predict a number, write a task of your own"),
+        ("Id,Eyes,Face,Score", None, "not clear: Eyes, Face, Score", "--set label_column=NAME"),
+        ("Id,Eyes,Face,PatientID", "Id,Eyes,Face\nt,0,0\n",
+         "row 1 (line 2): 0 of the columns Eyes, Face, ... are 1", "label_column=NAME"),
+    ],
+)  # fmt: skip
+def test_what_is_no_class_is_refused_before_training(tmp_path, columns, sample, said, hint):
+    for i in range(24):
+        Image.new("L", (8, 8)).save(tmp_path / f"{i}.png")
+    rows = [f"{i},{i // 2 % 2},{i % 3 // 2},{1 + i % 12}" for i in range(24)]
+    (tmp_path / "train.csv").write_text("\n".join([columns, *rows]))
+    if sample:
+        (tmp_path / "sample_submission.csv").write_text(sample)
+    run = tmp_path / "run"
+    told = failure(tpukit("train", "--task", "images", "--data-path", tmp_path, *SIZES,
+                          "--results-dir", run, "--set", "folder=."))  # fmt: skip
+    assert said in told and hint in told and len(told.splitlines()) == 2
+
+
+def test_a_sample_of_another_column_than_was_learned_is_refused(competition, trained, tmp_path):
+    kept = trained / "checkpoints/step-00000008"
+    columns = json.loads((kept / "table_columns.json").read_text())
+    assert columns == {"learned": ["label"], "others": ["image_id", "fold", "patient"]}
+    sample = tmp_path / "sample.csv"
+    sample.write_text(f"image_id,patient\n{next(iter(competition.answers))},0.5\n")
+    told = failure(tpukit("predict", "--run", trained, "--hw", "cpu", "--sample-submission",
+                          sample, "--out", tmp_path / "out.csv"))  # fmt: skip
+    assert "sample.csv asks for patient; the run has learned label" in told

@@ -1,0 +1,96 @@
+"""Which column of a table is learned: what decides, and what is refused."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+
+from tpukit.errors import DataError
+from tpukit.io.tables import Table, read_table
+from tpukit.train.target import columns_of_tests, learned_columns, sample_beside
+
+ANIMALS = ["cat", "dog", "fox"]
+
+
+def table(**columns):
+    rows = [list(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    names = [name.replace("_", " ") for name in columns]
+    return Table(Path("train.csv"), names, rows, list(range(2, 2 + len(rows))))
+
+
+def sample(**columns):
+    found = table(**columns)
+    return Table(Path("sample_submission.csv"), found.columns, found.rows, found.lines)
+
+
+ROWS = range(60)
+IDS = [f"i{row}" for row in ROWS]
+BINARY = {"Subject_Focus": [r % 2 for r in ROWS], "Eyes": [r % 3 // 2 for r in ROWS],
+          "Face": [r % 5 // 4 for r in ROWS]}  # fmt: skip
+KINDS = {name: [name[0] if r % 3 else "z" for r in ROWS] for name in ("breed", "colour")}
+WHOLE, PARTS = [1 + r % 40 for r in ROWS], [r % 40 / 4 for r in ROWS]
+PATIENT = [f"p{r // 4}" for r in ROWS]
+ONE_EACH = {name: [int(r % 3 == k) for r in ROWS] for k, name in enumerate(ANIMALS)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "expected", "kind", "why"),
+    [
+        ({**BINARY, "Score": WHOLE}, {"sample": sample(id=["a"], Score=["4.5"])},
+         ["Score"], "number", "named in sample_submission.csv"),
+        ({**BINARY, "Score": WHOLE}, {"sample": sample(id=["a"], Score=["4"])},
+         ["Score"], "classes", "named in sample_submission.csv"),
+        ({**BINARY, "Score": WHOLE}, {"tests": ["id", "Subject Focus", "Eyes", "Face"]},
+         ["Score"], "classes", "the only one to predict"),
+        ({"Score": PARTS}, {}, ["Score"], "number", "the only one to predict"),
+        ({**KINDS, "label": PARTS}, {}, ["label"], "number", "its name"),
+        ({**KINDS, "Score": PARTS}, {"named": "Score"}, ["Score"], "number", "label_column"),
+        (KINDS, {"named": "colour"}, ["colour"], "classes", "label_column"),
+        (KINDS, {"sample": sample(id=["a"], c=[0], z=[0])}, ["colour"], "classes",
+         "its values are columns of sample_submission.csv"),
+        (KINDS, {"classes": ["b", "z"]}, ["breed"], "classes",
+         "the only one whose values are classes"),
+        ({**KINDS, "target": PATIENT}, {}, ["target"], "classes", "its name"),
+        ({"fold": WHOLE, "breed": KINDS["breed"], "site": IDS}, {}, ["breed"], "classes",
+         "the only one whose values are classes"),
+        ({"part": WHOLE, "breed": KINDS["breed"]}, {"apart": ["part"]}, ["breed"], "classes",
+         "the only one to predict"),
+        (BINARY, {}, ["Subject Focus", "Eyes", "Face"], "labels", "they hold 0 and 1 alone"),
+        ({**BINARY, "PatientID": PATIENT}, {}, ["Subject Focus", "Eyes", "Face"], "labels",
+         "they hold 0 and 1 alone"),
+        ({"PatientID": PATIENT, **BINARY}, {"sample": sample(id=["a"], Eyes=[0], Face=[0])},
+         ["Eyes", "Face"], "labels", "named in sample_submission.csv"),
+        ({**ONE_EACH, "PatientID": PATIENT}, {}, ANIMALS, "one-hot", "they hold 0 and 1 alone"),
+        ({"x": WHOLE, "y": PARTS}, {"sample": sample(id=["a"], x=[0], y=[0])}, ["x", "y"],
+         "number", "named in sample_submission.csv"),
+    ],
+)  # fmt: skip
+def test_what_decides(columns, given, expected, kind, why):
+    found = learned_columns(table(id=IDS, **columns), "id", **given)
+    assert [*found.columns] == expected and (found.kind, found.why) == (kind, why)
+
+
+@pytest.mark.parametrize(
+    ("columns", "given"),
+    [(KINDS, {}), ({**BINARY, "Score": WHOLE}, {}), ({**BINARY, "breed": KINDS["breed"]}, {}),
+     ({**ONE_EACH, "Score": [row / 7 for row in ROWS]}, {}),
+     ({**KINDS, "Score": PARTS}, {"tests": ["id", "Score"]}),
+     (KINDS, {"sample": sample(id=["a"], other=[0])})],
+)  # fmt: skip
+def test_what_nothing_decides_is_an_error_with_the_columns(columns, given):
+    with pytest.raises(DataError, match="which column is to be predicted is not clear") as caught:
+        learned_columns(table(id=IDS, **columns), "id", **given)
+    assert all(name.replace("_", " ") in caught.value.message for name in columns)
+    assert "--set label_column=NAME" in caught.value.hint
+
+
+def test_the_files_of_a_competition_are_found(tmp_path):
+    assert sample_beside(tmp_path) is None and columns_of_tests(tmp_path) == []
+    rows = io.StringIO()
+    csv.writer(rows).writerows([["id", "x"], ["1", "2"]])
+    for name in ("sampleSubmission.csv", "test.csv", "mine.csv"):
+        (tmp_path / name).write_text(rows.getvalue())
+    assert sample_beside(tmp_path).path.name == "sampleSubmission.csv"
+    assert sample_beside(tmp_path, "mine.csv") == read_table(tmp_path / "mine.csv")
+    assert columns_of_tests(tmp_path) == ["id", "x"]
