@@ -153,7 +153,9 @@ def main() -> None:
     host = backend.to_host(parameters)
     # There and back again: what a checkpoint does.
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
-    moments = {name: optimizer.state[p]["exp_avg"] for name, p in trained.items()}
+    # Weights without a gradient have no state where a step makes it.
+    states = {name: optimizer.state[p] for name, p in trained.items()}
+    moments = {n: s.get("exp_avg", torch.zeros_like(trained[n])) for n, s in states.items()}
     kept = backend.to_host(moments)
     exchange(list(trained.values()), list(moments.values()))
     swapped = backend.to_host(trained)

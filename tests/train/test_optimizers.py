@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from contextlib import nullcontext as ok
 from dataclasses import replace
 
@@ -11,6 +12,11 @@ from fake_backend import FakeBackend
 from tiny_task import Tiny
 
 from tpukit.errors import ConfigError, UsageError
+from tpukit.hardware.collectives import Collectives
+from tpukit.hardware.eager.backend import EagerBackend
+from tpukit.hardware.eager.devices import CpuDevice
+from tpukit.hardware.eager.distributed import SingleProcess
+from tpukit.hardware.eager.grad_scaling import PlainUpdate
 from tpukit.hardware.optimizers import MasterAdamW, require_whole_matrices
 from tpukit.train.checkpoint import Snapshot, list_checkpoints
 from tpukit.train.config import TrainConfig, build
@@ -19,7 +25,7 @@ from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder, open_run
 from tpukit.train.run_log import read_metrics
-from tpukit.train.task import ParameterGroup
+from tpukit.train.task import ParameterGroup, stack_samples
 
 OPTIM = torch.optim
 RATE = 2e-3
@@ -198,12 +204,12 @@ def test_numbers_and_changed_options_are_state_too(train):
     assert torch.equal(*weights)
 
 
-class Listing(OPTIM.SGD):
-    """Keeps a list, which a checkpoint cannot hold."""
+class Drawing(OPTIM.SGD):
+    """Keeps an object, which a checkpoint cannot hold."""
 
     def step(self, closure=None):
         for parameter in self.param_groups[0]["params"]:
-            self.state[parameter]["history"] = []
+            self.state[parameter]["draws"] = random.Random(0)
         return super().step()
 
 
@@ -231,7 +237,7 @@ REFUSED = {
         lambda groups: OPTIM.AdamW(groups, RATE, weight_decay=0.3),
         "weight_decay=0.3 of AdamW has no effect",
     ),
-    "history": (lambda groups: Listing(groups, RATE), "Listing keeps a list as history/0"),
+    "object": (lambda groups: Drawing(groups, RATE), "Drawing keeps a Random as draws/0"),
 }
 
 
@@ -241,6 +247,65 @@ def test_what_cannot_be_stepped_or_kept_is_refused_with_the_reason(train, name):
     with pytest.raises(UsageError, match=reason) as caught:
         train(optimizing(make))
     assert caught.value.hint
+
+
+class Sharpness(OPTIM.SGD):
+    """As SAM's public implementation begins its step."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        assert closure is not None, "it was not provided"
+        closure()
+
+
+class Wrapping:
+    """Steps another optimizer, and is none by its class."""
+
+    def __init__(self, base):
+        self.base = base
+        self.step, self.zero_grad = base.step, base.zero_grad
+        self.state_dict, self.load_state_dict = base.state_dict, base.load_state_dict
+        self.param_groups, self.state = base.param_groups, base.state
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda groups: Sharpness(groups, RATE),
+        lambda groups: Wrapping(Sharpness(groups, RATE)),
+        lambda groups: Wrapping(lbfgs(groups)),
+    ],
+    ids=["assertion", "wrapped", "argument"],
+)
+def test_what_needs_a_closure_is_refused_before_the_first_step(make):
+    with pytest.raises(UsageError, match="evaluates the loss again through a closure") as caught:
+        learner_of(optimizing(make))
+    assert "steps from gradients" in caught.value.hint
+
+
+def test_a_hook_runs_once_a_step(train):
+    calls = []
+
+    def make(groups):
+        optimizer = OPTIM.AdamW(groups, RATE, weight_decay=0.0)
+        optimizer.register_step_post_hook(lambda *given: calls.append("after"))
+        return optimizer
+
+    train(optimizing(make))
+    assert len(calls) == 4
+
+
+def test_a_librarys_error_names_the_optimizer():
+    """It takes gradients of gradients, which nothing says before its step."""
+    library = pytest.importorskip("pytorch_optimizer")
+    task = optimizing(lambda groups: library.AdaHessian(groups, RATE))
+    device, alone = CpuDevice(), SingleProcess(lambda model: model)
+    backend = EagerBackend(
+        "cpu", device, "fp32", Collectives(), alone, PlainUpdate(), compiles=False
+    )
+    learner = build_learner(task, backend, task.build_model(None), TrainConfig(lr=RATE))
+    with pytest.raises(UsageError, match=r"the optimizer AdaHessian raised RuntimeError.*its step"):
+        learner.train_step([batch_of(task, 0)], RATE)
 
 
 @pytest.mark.parametrize("name", ["Adafactor", "Muon", "SGD"])
@@ -285,6 +350,54 @@ def test_a_checkpoint_of_earlier_versions_is_read(train, monkeypatch):
     assert (result.resumed_from, result.steps) == (2, 4)
 
 
+# -- weights to train with, and weights to evaluate -----------------------------------------------
+FILES = ("model", "ema", "optimizer")
+
+
+def schedule_free(name="AdamWScheduleFree"):
+    library = pytest.importorskip("schedulefree")
+    task = optimizing(lambda groups: getattr(library, name)(groups, RATE))
+    task.noise = 0.0
+    return task
+
+
+def test_what_is_validated_and_saved_is_the_average_of_a_schedule_free_optimizer(train):
+    task = schedule_free()
+    folder, *_ = train(task, ema_decay=None)
+    run = open_run(folder.path, print)
+    trained, state = run.checkpoint.tensors("model"), run.checkpoint.tensors("optimizer")
+    weights = run.weights()
+    for name, weight in trained.items():
+        average = weight.lerp(state[f"z/{name}"], 1 - 1 / 0.9)
+        assert not torch.equal(weights[name], weight)
+        torch.testing.assert_close(weights[name], average)
+    model = task.build_model(None)
+    model.load_state_dict(weights)
+    data = task.datasets().valid
+    rows = stack_samples([data[index] for index in range(len(data))], len(data))
+    expected = task.loss(model, rows)["loss"].mean().item()
+    [*_, last] = [row for row in read_metrics(folder) if row["kind"] == "valid"]
+    assert last["valid_loss"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["AdamWScheduleFree", "SGDScheduleFree"])
+def test_validation_and_saving_leave_a_schedule_free_optimizer_as_it_was(train, name):
+    """There and back between its two views would be another weight in the last bits."""
+    whole, *_ = train(schedule_free(name), "whole", ema_decay=None, ckpt_every=4)
+    train(schedule_free(name), max_steps=2, ema_decay=None, ckpt_every=1)
+    resumed, *_ = train(schedule_free(name), ema_decay=None, ckpt_every=1)
+    for file in FILES:
+        one, other = (
+            f.checkpoints / "step-00000004" / f"{file}.safetensors" for f in (whole, resumed)
+        )
+        assert one.read_bytes() == other.read_bytes(), file
+
+
+def test_two_averages_are_refused(train):
+    with pytest.raises(ConfigError, match="AdamWScheduleFree keeps an average of its own"):
+        train(schedule_free(), ema_decay=0.9)
+
+
 # -- groups and rates ----------------------------------------------------------------------------
 class Grouped(Tiny):
     """Layer-wise rates, and a layer that is frozen."""
@@ -316,6 +429,26 @@ def test_groups_have_their_own_rates_and_frozen_layers_stay(optimizer):
         assert max(moved[2:4]) == pytest.approx(RATE / 2, rel=1e-2)
         assert max(moved[4:]) == pytest.approx(RATE, rel=1e-2)
     assert not any(key.endswith("/0.weight") for key in learner.optimizer_state.tensors())
+
+
+class Forgetful(Tiny):
+    """Names the parameters of its last layer alone, and freezes its first."""
+
+    def build_model(self, ops):
+        model = super().build_model(ops)
+        model[0].weight.requires_grad_(False)
+        return model
+
+    def parameter_groups(self, model, weight_decay):
+        return [ParameterGroup(list(model[-1].parameters()), weight_decay)]
+
+
+def test_parameters_without_a_group_are_named(train):
+    _, _, lines = train(Forgetful())
+    [warning] = [line for line in lines if "in no group" in line]
+    assert "3 parameter(s)" in warning and ": 0.bias, 3.weight, 3.bias. " in warning
+    _, _, lines = train(Grouped(), "grouped")
+    assert not any("in no group" in line for line in lines)
 
 
 def test_the_rates_that_an_optimizer_is_built_with_are_the_peaks():

@@ -226,8 +226,9 @@ class ModelSteps(Protocol):
     ) -> torch.optim.Optimizer:
         """The optimizer that `settings` names over prepared parameters, or the task's own.
 
-        Its state exists from the start, so that `load` can fill it and every step is the same
-        graph. Raises UsageError naming the class where an engine's step cannot be made of it.
+        Where a step is one graph its state exists from the start, unless weights or gradients
+        decide it; elsewhere its first step makes it. Raises UsageError naming the class where an
+        engine's step cannot be made of it.
         """
 
     def autocast(self, precision: Precision | None = None) -> AbstractContextManager[Any]:

@@ -1,8 +1,10 @@
 """Optimizers as the engine steps them: which there are, their rates, their state from the start."""
 
+import ast
 import inspect
-from collections import Counter
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,12 +14,14 @@ from torch.optim.adamw import adamw
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
-from tpukit.hardware.modules import local
+from tpukit.hardware.modules import exchange, local
 
 PER_GROUP = "lr_scale"
 """Key of a group's factor on the learning rate of a step."""
 ON_HOST = (torch.optim.Adadelta, torch.optim.RAdam)
 """Count their steps on the host: the first has no other form, the second's is exact to 1e-2."""
+STEPPED_BY = ("step", "zero_grad", "param_groups", "state", "state_dict", "load_state_dict")
+"""Members of an optimizer, or of a class that wraps one."""
 MASTER_STATE = ("master", "exp_avg", "exp_avg_sq")
 
 
@@ -87,7 +91,7 @@ class MasterAdamW(torch.optim.AdamW):
 def require_steppable(optimizer: Any) -> None:
     """Raises UsageError where the engine cannot step an optimizer, with the reason."""
     name = type(optimizer).__name__
-    if not isinstance(optimizer, Optimizer):
+    if not all(hasattr(optimizer, member) for member in STEPPED_BY):
         raise UsageError(
             f"`build_optimizer` returned a {name}, not one torch.optim optimizer: a step adds up"
             " the gradients of one loss over micro-batches and devices, clips and steps once.",
@@ -95,15 +99,25 @@ def require_steppable(optimizer: Any) -> None:
             " sum of the losses, each reaching its own network alone.",
             id="several-optimizers",
         )
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise _refused(name, "its step evaluates the loss again through a closure")
+    inner = optimizer
+    while inner is not None:
+        if _needs_closure(inner.step):
+            raise _refused(name, "its step evaluates the loss again through a closure")
+        if getattr(inner, "is_second_order", False):
+            raise _refused(
+                name, "it takes gradients of gradients, whose graph a step does not keep"
+            )
+        innermost, inner = inner, wrapped_in(inner)
+    try:
+        optimizer.state_dict()
+    except Exception as error:
+        raise _refused(name, f"its `state_dict` raises {type(error).__name__}: {error}") from error
     if any(not isinstance(g.get("lr"), float | int | torch.Tensor) for g in optimizer.param_groups):
         raise _refused(name, "it has no `lr`, which the engine sets before each step")
-    option = inspect.signature(type(optimizer)).parameters.get("weight_decay")
+    option = inspect.signature(type(innermost)).parameters.get("weight_decay")
     decays = [group.get("weight_decay") for group in optimizer.param_groups]
-    given = optimizer.defaults.get("weight_decay")
-    if option is not None and given not in (option.default, *decays):
+    given = getattr(optimizer, "defaults", {}).get("weight_decay")
+    if option is not None and given not in (None, option.default, *decays):
         raise UsageError(
             f"weight_decay={given} of {name} has no effect: its groups have {decays}.",
             f"Give it as --set weight_decay={given}, or groups by the task's `parameter_groups`.",
@@ -111,6 +125,35 @@ def require_steppable(optimizer: Any) -> None:
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise _refused(name, "it takes sparse gradients, which are neither reduced nor clipped")
+
+
+def wrapped_in(optimizer: Any) -> Any:
+    """The optimizer that another one steps, as Lookahead does; None where it steps alone."""
+    return next(
+        (value for value in vars(optimizer).values() if hasattr(value, "param_groups")), None
+    )
+
+
+def _needs_closure(step: Callable[..., Any]) -> bool:
+    """Whether a step has no default for its closure, or asserts or raises without one."""
+    closure = inspect.signature(step).parameters.get("closure")
+    if closure is None:
+        return False
+    if closure.default is inspect.Parameter.empty:
+        return True
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(step))))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    return any(map(_refuses_none, ast.walk(tree)))
+
+
+def _refuses_none(node: ast.AST) -> bool:
+    if isinstance(node, ast.Assert):
+        return any(isinstance(n, ast.Name) and n.id == "closure" for n in ast.walk(node.test))
+    if not isinstance(node, ast.If) or ast.unparse(node.test) != "closure is None":
+        return False
+    return any(isinstance(line, ast.Raise) for line in node.body)
 
 
 def require_whole_matrices(optimizer: Optimizer) -> None:
@@ -139,86 +182,40 @@ def _refused(name: str, reason: str) -> UsageError:
     )
 
 
-# -- rates and state -------------------------------------------------------------------------------
-def adopt(
-    optimizer: Optimizer,
-    settings: OptimizerSettings,
-    stand_in: Callable[[nn.Parameter], Tensor],
-    place: Callable[[Tensor, nn.Parameter], Tensor],
-) -> None:
-    """Makes an optimizer ready for the engine: its groups' `lr_scale`, its whole state.
-
-    stand_in: zeros of a parameter's shape that one step may be tried on. place: a state tensor of
-    such a step, where the parameter's own state lives.
-    """
+# -- rates and modes -------------------------------------------------------------------------------
+def adopt(optimizer: Optimizer, settings: OptimizerSettings) -> None:
+    """Makes an optimizer ready for the engine: its groups' `lr_scale`, and its training mode."""
     for group in optimizer.param_groups:
         # As torch's schedulers have it: a group's own rate is scaled by the schedule.
         ratio = float(group["lr"]) / settings.lr if settings.lr else 1.0
         group[PER_GROUP] = group.get(PER_GROUP, 1.0) * ratio
-        for parameter in trained_of(group):
-            first = optimizer.state.get(parameter) or _first_values(
-                optimizer, group, stand_in(parameter)
-            )
-            on_host = {"step"} if not (group.get("capturable") or group.get("fused")) else set()
-            optimizer.state[parameter] = {
-                key: place(value, parameter)
-                if isinstance(value, Tensor) and key not in on_host
-                else value
-                for key, value in first.items()
-                if not (key == "momentum_buffer" and group.get("dampening"))
-            }
+    if has_modes(optimizer):
+        optimizer.train()  # type: ignore[attr-defined]
+
+
+def has_modes(optimizer: Any) -> bool:
+    """Whether it trains with other weights than those to evaluate, as schedule-free ones do."""
+    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+
+
+@contextmanager
+def evaluation_mode(optimizer: Any) -> Iterator[None]:
+    """Within the context the parameters of an optimizer with modes are those to evaluate."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kept = [parameter.detach().clone() for parameter in parameters]
+    exchange(parameters, kept)
+    optimizer.eval()
+    try:
+        yield
+    finally:
+        optimizer.train()
+        # There and back again is another value in the last bits.
+        exchange(parameters, kept)
 
 
 def trained_of(group: dict[str, Any]) -> Iterator[nn.Parameter]:
     """The parameters of a group that have gradients."""
     return (parameter for parameter in group["params"] if parameter.requires_grad)
-
-
-def _first_values(optimizer: Optimizer, group: dict[str, Any], zeros: Tensor) -> dict[str, Any]:
-    """The state that a first step starts from: what it assigns before it computes."""
-    parameter, kept = nn.Parameter(zeros), optimizer.param_groups
-    parameter.grad = torch.zeros_like(zeros)
-    forms = {"capturable", "fused", "foreach"} & group.keys()
-    plain: dict[str, Any] = dict.fromkeys(forms, False)
-    optimizer.param_groups = [{**group, **plain, "lr": float(group["lr"]), "params": [parameter]}]
-    values = optimizer.state[parameter] = FirstValues()
-    try:
-        optimizer.step()
-        assigned, values.times = values.times, Counter()
-        optimizer.step()
-    finally:
-        optimizer.param_groups = kept
-        del optimizer.state[parameter]
-    # Assigned by each step once: the value is what the first step left, unless it is zeros.
-    left = {key for key, times in assigned.items() if times == 1 and key in values.times}
-    return {key: v for key, v in values.first.items() if key not in left or _is_zeros(v)}
-
-
-def _is_zeros(value: Any) -> bool:
-    return isinstance(value, Tensor) and not bool(value.any())
-
-
-class FirstValues(dict[str, Any]):
-    """A dict that remembers the first value of each key, and how often one was assigned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first: dict[str, Any] = {}
-        self.times: Counter[str] = Counter()
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.times[key] += 1
-        self.first.setdefault(key, value.clone() if isinstance(value, Tensor) else value)
-        super().__setitem__(key, value)
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def update(self, *mappings: Any, **values: Any) -> None:
-        for key, value in dict(*mappings, **values).items():
-            self[key] = value
 
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:

@@ -169,8 +169,7 @@ class Engine:
             return {}
         with self.monitor.pause():
             self.monitor.require_finite(self.learner.first_bad_step())
-            ema = self.learner.ema
-            with ema.in_place_of_weights() if ema else nullcontext():
+            with self.learner.evaluation_weights():
                 scores = validation_scores(self.plan, self.learner, self.monitor.watch)
             self.monitor.log_scores(scores)
         return scores
@@ -219,9 +218,10 @@ class Engine:
         """The whole state after this step, copied to the main rank's host. Every rank calls it."""
         learner, backend = self.learner, self.backend
         kept = {"model": learner.model_tensors(), "optimizer": learner.optimizer_state.tensors()}
-        if learner.ema:
-            kept["ema"] = learner.ema.weights
         tensors = {name: backend.to_host(each, main_only=True) for name, each in kept.items()}
+        with learner.averaged() as averaged:
+            if averaged:
+                tensors["ema"] = backend.to_host(averaged, main_only=True)
         states = backend.all_gather_objects(backend.state())
         state = TrainState(
             step=self.step,

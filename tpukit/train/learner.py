@@ -2,8 +2,8 @@
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from tpukit.train.checkpoint import Checkpoint
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import LossInputs
-from tpukit.train.optimizer import EMA, OptimizerState, build_optimizer, start_ema
+from tpukit.train.optimizer import EMA, build_optimizer, errors_named, start_ema, state_of
 from tpukit.train.task import Datasets, Task
 from tpukit.train.user_code import place_of
 from tpukit.train.weights import initial_model
@@ -163,7 +163,7 @@ class Learner:
         self.sums = BatchSums(task, backend, model)
         self.optimizer = optimizer
         names = dict(backend.unwrap(model).named_parameters())
-        self.optimizer_state = OptimizerState(optimizer, names)
+        self.optimizer_state = state_of(optimizer, names)
         self.ema = ema
         self.clip_norm = clip_norm or None
         self.steps_done = 0
@@ -190,8 +190,9 @@ class Learner:
         if self.ema:
             self.ema.follow()
         weight = self.ema.schedule.weight(self.steps_done + 1) if self.ema else 0.0
-        if not self.backend.run(self._step, batches, lr, weight):
-            return False
+        with errors_named(self.optimizer):
+            if not self.backend.run(self._step, batches, lr, weight):
+                return False
         self.steps_done += 1
         self.backend.finish()
         return True
@@ -300,6 +301,28 @@ class Learner:
         return self.steps_done - int(steps) + int(bad) if bad else None
 
     # -- state ------------------------------------------------------------------------------------
+    @contextmanager
+    def evaluation_weights(self) -> Iterator[None]:
+        """Within the context the model computes with the weights that are validated: those of the
+        EMA, or of the optimizer's evaluation mode."""
+        with (
+            self.ema.in_place_of_weights() if self.ema else nullcontext(),
+            self.optimizer_state.evaluation_mode(),
+        ):
+            yield
+
+    @contextmanager
+    def averaged(self) -> Iterator[Mapping[str, Tensor]]:
+        """The weights that are validated, while the context lasts; {} where those are trained."""
+        with self.optimizer_state.evaluation_mode() as own:
+            yield self.ema.weights if self.ema else own
+
+    def untrained(self) -> list[str]:
+        """Parameters that a step gave a gradient, and that no group of the optimizer has."""
+        known = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        parameters = self.optimizer_state.parameters.items()
+        return [name for name, p in parameters if p.grad is not None and id(p) not in known]
+
     def model_tensors(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers by their plain names."""
         module = self.backend.unwrap(self.model)
@@ -325,7 +348,7 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
     prepared = backend.prepare(model)
     prepared.train()
     optimizer = build_optimizer(task, backend, prepared, config)
-    ema = start_ema(config, backend.unwrap(prepared))
+    ema = start_ema(config, backend.unwrap(prepared), optimizer)
     learner = Learner(task, backend, prepared, optimizer, ema, config.clip_norm)
     # What was just made must not become part of the first step's graph.
     backend.finish()

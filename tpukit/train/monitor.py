@@ -29,6 +29,8 @@ SHOWN_SECONDS = 3.0
 """Minimum time between two lines about the first step's micro-batches."""
 SHOWN_WAITING = 0.05
 """Minimum part of the time spent on waiting for data that the progress line shows."""
+SHOWN_NAMES = 3
+"""Number of names in a warning of parameters."""
 SHORT_RUN_SECONDS = 60.0
 """Estimated duration up to which none is logged."""
 LONG_RUN_SECONDS = 12 * 3600.0
@@ -128,7 +130,9 @@ class RunMonitor:
             self.log.note(f"step {self.learner.steps_done}: {unexpected} unexpected compilation(s)")
 
     def first_step_done(self) -> None:
-        """Its duration, what it says of the run's, and what left the device in it."""
+        """Its duration, what it says of the run's, what left the device in it, and what it did not
+        train. Raises UsageError for an optimizer whose state no checkpoint can hold."""
+        self.learner.optimizer_state.values()
         if not self._compiles:
             self._wait_for_device()
         seconds = time.monotonic() - self._started
@@ -138,6 +142,13 @@ class RunMonitor:
             self.log.text(
                 f"Warning: {left} left the device in the first step, and each step will wait for"
                 " it: `tpukit probe-batch --target v5e-8` names the line and what to write instead."
+            )
+        if (names := self.learner.untrained()) and self.log:
+            shown = ", ".join([*names[:SHOWN_NAMES], *(["..."] if names[SHOWN_NAMES:] else [])])
+            self.log.text(
+                f"Warning: {len(names)} parameter(s) got a gradient and are in no group of the"
+                f" optimizer, they stay as they are: {shown}. Return them from `parameter_groups`,"
+                " or set requires_grad to False."
             )
         self.recurring(f"First step: {format_duration(seconds)}.")
         if self._compiles:

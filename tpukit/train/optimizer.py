@@ -4,23 +4,22 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from traceback import walk_tb
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tpukit.errors import ConfigError, UsageError
+from tpukit.errors import ConfigError, TpukitError, UsageError
 from tpukit.hardware.backend import Average, Backend, OptimizerSettings, ParameterGroup
+from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.modules import exchange, persistent_buffers, running_statistics
-from tpukit.hardware.optimizers import require_steppable
+from tpukit.hardware.optimizers import has_modes, require_steppable
 from tpukit.train.checks import expect
 from tpukit.train.config import EMAUpdates, TrainConfig
+from tpukit.train.optimizer_state import OptimizerState
 from tpukit.train.task import Task
-
-SET_EACH_STEP = ("params", "lr")
-"""Options of a group that a checkpoint leaves out."""
-Plain = int | float | bool | str | None
+from tpukit.train.user_code import cause_line, task_failure
 
 
 def build_optimizer(
@@ -54,92 +53,29 @@ def build_optimizer(
     return optimizer
 
 
-class OptimizerState:
-    """The state of one optimizer, whatever its class.
+def state_of(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> OptimizerState:
+    """An optimizer's state by the names of a model's parameters."""
+    return OptimizerState(optimizer, parameters)
 
-    `KEY/NAME` is the state `KEY` of the parameter `NAME`, `group/INDEX/KEY` a group's own. Of a
-    group's options those are state that changed since the optimizer was made.
-    """
 
-    def __init__(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.optimizer = optimizer
-        self.parameters = parameters
-        self._first = [dict(self._options(group)) for group in optimizer.param_groups]
-
-    @property
-    def name(self) -> str:
-        """The class, by one name on all hardware."""
-        return type(self.optimizer).__name__.removeprefix("Xla")
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state's tensors by name, the parameters in their model's order."""
-        return {key: value for key, value in self._entries() if isinstance(value, Tensor)}
-
-    def values(self) -> dict[str, Any]:
-        """The state without tensors. Raises UsageError for a value that JSON does not hold."""
-        others = {key: value for key, value in self._entries() if not isinstance(value, Tensor)}
-        odd = next((k for k, v in others.items() if not isinstance(v, Plain)), None)
-        if odd is not None:
-            raise UsageError(
-                f"the optimizer {self.name} keeps a {type(others[odd]).__name__} as {odd}, which a"
-                " checkpoint cannot hold.",
-                "Use an optimizer whose state is tensors and numbers.",
-                id="optimizer",
-            )
-        return {"class": self.name, "values": others} if others else {"class": self.name}
-
-    def _entries(self) -> Iterator[tuple[str, Any]]:
-        strays = self.optimizer.state.keys() - set(self.parameters.values())
-        for name, parameter in self.parameters.items():
-            for key, value in sorted(self.optimizer.state.get(parameter, {}).items()):
-                yield f"{key}/{name}", value
-        for stray in strays:
-            yield f"state of {type(stray).__name__}", stray
-        for index, group in enumerate(self.optimizer.param_groups):
-            for key, value in self._options(group):
-                if isinstance(value, Tensor) or value != self._first[index].get(key):
-                    yield f"group/{index}/{key}", value
-
-    def _options(self, group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        return ((key, value) for key, value in group.items() if key not in SET_EACH_STEP)
-
-    # -- restoring --------------------------------------------------------------------------------
-    def restore(
-        self, backend: Backend, values: Mapping[str, Any], tensors: Mapping[str, Tensor]
-    ) -> None:
-        """Fills the state from a checkpoint. Raises ConfigError where another optimizer wrote it.
-
-        values: empty in checkpoints of versions before 0.3, whose optimizer is AdamW.
-        """
-        saved = values.get("class", "AdamW")
-        unknown = sorted(self.tensors().keys() - tensors.keys())
-        if saved != self.name or unknown:
-            lacks = f", whose state lacks {unknown[0]}" if saved == self.name else ""
-            raise ConfigError(
-                f"The run was made with the optimizer {saved}{lacks}; it is {self.name} now.",
-                "Use the optimizer of before, or start anew with --no-resume.",
-                id="changed-arithmetic",
-            )
-        self._make_room(tensors)
-        backend.load(self.tensors(), tensors)
-        for key, value in values.get("values", {}).items():
-            self._set(key, value)
-
-    def _make_room(self, tensors: Mapping[str, Tensor]) -> None:
-        """State that the optimizer would have made in a later step."""
-        for key in tensors.keys() - self.tensors().keys():
-            like = self.parameters[key.partition("/")[2]]
-            fits = tensors[key].shape == like.shape
-            room = torch.zeros_like(like) if fits else like.new_zeros(tensors[key].shape)
-            self._set(key, room.detach())
-
-    def _set(self, key: str, value: Any) -> None:
-        kind, _, name = key.partition("/")
-        if kind == "group":
-            index, _, option = name.partition("/")
-            self.optimizer.param_groups[int(index)][option] = value
-        else:
-            self.optimizer.state[self.parameters[name]][kind] = value
+@contextmanager
+def errors_named(optimizer: Optimizer) -> Iterator[None]:
+    """Names the optimizer in what a library's own raises in its step."""
+    try:
+        yield
+    except Exception as error:
+        frames = (frame for frame, _ in walk_tb(error.__traceback__))
+        within = any(frame.f_locals.get("self") is optimizer for frame in frames)
+        if not within or isinstance(error, TpukitError) or is_out_of_memory(error):
+            raise
+        if task_failure(error) is not None:
+            raise
+        raise UsageError(
+            f"the optimizer {type(optimizer).__name__} raised {cause_line(error)} in its step.",
+            "A step gives it gradients, and nothing else: no closure, no graph of the gradients."
+            " Check its options, or use AdamW, SGD, Adafactor or Lion.",
+            id="optimizer",
+        ) from error
 
 
 # -- exponential moving average (EMA) of the weights ---------------------------------------------
@@ -248,10 +184,16 @@ class EMA:
                 setattr(module, name, own[prefix + name])
 
 
-def start_ema(config: TrainConfig, model: nn.Module) -> EMA | None:
+def start_ema(config: TrainConfig, model: nn.Module, optimizer: Optimizer) -> EMA | None:
     """The EMA weights of a prepared model; None where the config has none."""
     if config.ema_decay is None:
         return None
+    if has_modes(optimizer):
+        raise ConfigError(
+            f"ema_decay: {type(optimizer).__name__} keeps an average of its own, which validation,"
+            " `test` and `predict` use.",
+            "Leave ema_decay out, also of the task's `defaults`.",
+        )
     schedule = EMASchedule(
         config.ema_decay, config.ema_every, config.ema_warmup, config.ema_updates
     )

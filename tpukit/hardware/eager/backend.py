@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from tpukit.errors import ConfigError, HardwareError
@@ -42,6 +41,7 @@ from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, ch
 from tpukit.hardware.eager.distributed import DDP, FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
 from tpukit.hardware.eager.recomputation import in_order, recomputed
+from tpukit.hardware.first_state import make_state
 from tpukit.hardware.kernels.flash_attention import fits, flash_attention
 from tpukit.hardware.kernels.torch_attention import RUNNING
 from tpukit.hardware.memory import ReadMemory, give_freed_memory_back, keep_freed_memory
@@ -91,6 +91,8 @@ class EagerBackend(TorchOps):
         self.fused = fused
         self._results: list[Tensor] = []
         """Results of the last step whose errors have not surfaced yet."""
+        self._stateless: torch.optim.Optimizer | None = None
+        """One whose first step makes its state: no program makes what outlives it."""
 
     @property
     def is_main(self) -> bool:
@@ -187,14 +189,11 @@ class EagerBackend(TorchOps):
             split_mixed_groups(optimizer)
         if self.compiles_everything:
             choose_capturable(optimizer)
-        adopt(optimizer, settings, self._first_step_on, lambda value, p: value.to(p.device))
+        adopt(optimizer, settings)
+        is_recorded = self.compiles_everything and self.compiles and self.parallelism.is_recordable
+        if is_recorded and not make_state(optimizer, lambda value, p: value.to(p.device)):
+            self._stateless = optimizer
         return optimizer
-
-    def _first_step_on(self, parameter: nn.Parameter) -> Tensor:
-        """Zeros of a parameter's shape that an optimizer is tried on."""
-        # On the host where each operation on a new shape would compile.
-        on_host = self.compiles_everything and not isinstance(parameter, DTensor)
-        return torch.zeros_like(parameter, device="cpu" if on_host else None)
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return self.eager.batches(loader)
@@ -208,6 +207,10 @@ class EagerBackend(TorchOps):
     def run(self, function: Callable[..., Any], batches: Sequence[Batch], *numbers: float) -> Any:
         if not (self.compiles and self.parallelism.is_recordable):
             return function(batches, *numbers)
+        if self._stateless is not None and torch.is_grad_enabled():
+            optimizer, self._stateless = self._stateless, None
+            if not any(optimizer.state.values()):
+                return function(batches, *numbers)
         token = RUNNING.set(self)
         try:
             return self.eager.run(function, batches, numbers, self.all_gather_objects)

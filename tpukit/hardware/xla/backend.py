@@ -4,6 +4,7 @@ The same code runs on virtual devices of the CPU: PJRT_DEVICE=CPU CPU_NUM_DEVICE
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from tpukit.hardware.collectives import (
     launched_world_size,
 )
 from tpukit.hardware.detect import emulates_kernels, is_emulated, tpu_device_files
+from tpukit.hardware.first_state import make_state
 from tpukit.hardware.host import Host
 from tpukit.hardware.launch.holders import busy_named, wait_until_free
 from tpukit.hardware.memory import (
@@ -56,7 +58,6 @@ from tpukit.hardware.xla.optimizer import (
     XlaAdafactor,
     XlaAdamW,
     choose_traced_form,
-    host_zeros,
     step_in_graph,
 )
 from tpukit.hardware.xla.tpu_memory import duty_cycle_percent, fullest_device
@@ -150,7 +151,11 @@ class XlaBackend(XlaOps):
             # Made in its constructor: one graph, where reading each would be many.
             torch_xla.sync()
         send, spec = self.mesh.send, self.mesh.parameter_spec
-        adopt(optimizer, settings, host_zeros, lambda state, _: send(state.cpu(), spec(state)))
+        adopt(optimizer, settings)
+        if not make_state(optimizer, lambda state, _: send(state.cpu(), spec(state))):
+            name = type(optimizer).__name__
+            text = "makes its state in its first step, which is a program of its own."
+            print(f"Note: {name} {text}", file=sys.stderr, flush=True)
         if type(optimizer) is torch.optim.Adafactor:
             return XlaAdafactor(optimizer, self.mesh.send)
         return optimizer

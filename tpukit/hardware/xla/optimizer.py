@@ -137,11 +137,6 @@ def _root_mean_square(tensor: Tensor) -> Tensor:
     return tensor.square().mean().sqrt()
 
 
-def host_zeros(parameter: Tensor) -> Tensor:
-    """Zeros of a parameter's shape on the CPU."""
-    return torch.zeros(parameter.shape, dtype=parameter.dtype)
-
-
 def choose_traced_form(optimizer: Optimizer) -> None:
     """Sets the options with which torch's optimizers read no value of the device in their step.
 

@@ -17,7 +17,7 @@ from tpukit.hardware.eager.devices import CpuDevice
 from tpukit.hardware.eager.distributed import FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate
 from tpukit.hardware.modules import local
-from tpukit.hardware.optimizers import PER_GROUP, gradients_of, named_optimizer, trained_of
+from tpukit.hardware.optimizers import adopt, gradients_of, named_optimizer, trained_of
 from tpukit.hardware.options import Precision
 from tpukit.probe.gpu_memory.recorder import StorageRecorder
 
@@ -55,11 +55,14 @@ class RecordedBackend(EagerBackend):
     ) -> torch.optim.Optimizer:
         """Its state is that of a first step, which no value is needed for."""
         optimizer = own or named_optimizer(groups, settings)
+        adopt(optimizer, settings)
+        for name, hooks in vars(optimizer).items():
+            if name.endswith("_hooks"):
+                hooks.clear()
         trained = [p for group in optimizer.param_groups for p in trained_of(group)]
         # What a GPU has by default; Adafactor, one parameter at a time there too.
         by_lists = not isinstance(optimizer, torch.optim.Adafactor)
         for group in optimizer.param_groups:
-            group.setdefault(PER_GROUP, 1.0)
             if by_lists and group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = True
         split_mixed_groups(optimizer)

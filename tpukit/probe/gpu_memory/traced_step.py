@@ -111,8 +111,7 @@ def _record(
     learner.train_step(batches[:accumulate], lr=config.lr)
     recorder.mark("evaluate")
     recorder.phase = "evaluate"
-    ema = learner.ema
-    with ema.in_place_of_weights() if ema else nullcontext():
+    with learner.evaluation_weights():
         learner.model.eval()
         learner.sums.add(batches[0])
     recorder.mark("end")

@@ -4,7 +4,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -145,8 +145,7 @@ def _seconds_per_step(
 
 def _evaluate(learner: Learner, batch: Batch) -> None:
     """Evaluates a batch with the EMA weights, as a run validates."""
-    average = learner.ema
-    with average.in_place_of_weights() if average else nullcontext():
+    with learner.evaluation_weights():
         learner.model.eval()
         learner.sums.add(batch)
         learner.sums.read()
@@ -155,11 +154,12 @@ def _evaluate(learner: Learner, batch: Batch) -> None:
 
 def _copy_checkpoint(learner: Learner, backend: Backend) -> dict[str, int]:
     """Copies to the host what a checkpoint copies, all at once; its bytes by kind."""
-    copies = {
-        "parameters": backend.to_host(learner.model_tensors()),
-        "optimizer": backend.to_host(learner.optimizer_state.tensors()),
-        "ema": backend.to_host(learner.ema.weights) if learner.ema else {},
-    }
+    with learner.averaged() as averaged:
+        copies = {
+            "parameters": backend.to_host(learner.model_tensors()),
+            "optimizer": backend.to_host(learner.optimizer_state.tensors()),
+            "ema": backend.to_host(averaged),
+        }
     return {
         kind: sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         for kind, tensors in copies.items()

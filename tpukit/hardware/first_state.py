@@ -1,0 +1,158 @@
+"""The state that an optimizer would make in its first step, made before it.
+
+A step that is recorded or traced is one program only if its state is there. Such a state is taken
+from trials on the CPU, on weights and gradients that are drawn, and only where neither decides it.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tpukit.hardware.optimizers import trained_of, wrapped_in
+
+TRIED_STEPS = 3
+"""Number of steps that an optimizer with and without its state must agree in."""
+FORMS = ("capturable", "fused", "foreach")
+WEIGHTS = object()
+"""Stands for a copy of the parameter."""
+State = dict[str, Any]
+
+
+def make_state(optimizer: Optimizer, place: Callable[[Tensor, nn.Parameter], Tensor]) -> bool:
+    """Makes an optimizer's whole state, or none of it; False where its first step must make it.
+
+    place: a state tensor, put where the parameter's own state lives.
+    """
+    of_groups = [(group, p) for group in optimizer.param_groups for p in trained_of(group)]
+    found: dict[nn.Parameter, State] = {}
+    tried: dict[Any, State | None] = {}
+    for group, parameter in of_groups:
+        first: State | None = optimizer.state.get(parameter)
+        if not first:
+            key = id(group), parameter.shape, parameter.dtype
+            if key not in tried:
+                tried[key] = _first_state(optimizer, group, parameter)
+            first = tried[key]
+        if first is None:
+            return False
+        found[parameter] = first
+    for group, parameter in of_groups:
+        on_host = {"step"} if not (group.get("capturable") or group.get("fused")) else set()
+        optimizer.state[parameter] = {
+            key: parameter.detach().clone()
+            if value is WEIGHTS
+            else place(value, parameter)
+            if isinstance(value, Tensor) and key not in on_host
+            else deepcopy(value)
+            for key, value in found[parameter].items()
+        }
+    return True
+
+
+def _first_state(
+    optimizer: Optimizer, group: dict[str, Any], parameter: nn.Parameter
+) -> State | None:
+    """What a parameter's state is before its first step; None where a step has to make it."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            trials = [Trial(optimizer, group, parameter, seed) for seed in (0, 1)]
+            weights = [trial.weights.detach().clone() for trial in trials]
+            for trial in trials:
+                trial.step()
+            one, other = (trial.state.first for trial in trials)
+            if one.keys() != other.keys() or one.keys() != trials[0].state.keys():
+                return None
+            first = {key: _of_both((one[key], other[key]), weights) for key in one}
+            started = Trial(optimizer, group, parameter, 0)
+            copied = {k: weights[0].clone() if v is WEIGHTS else v for k, v in first.items()}
+            started.state.update(deepcopy(copied))
+            started.step()
+            for _ in range(TRIED_STEPS - 1):
+                trials[0].step()
+                started.step()
+    except Exception:  # of whatever an optimizer does with one weight on a CPU
+        return None
+    same = torch.equal(started.weights, trials[0].weights)
+    return first if same and _is_same(dict(started.state), dict(trials[0].state)) else None
+
+
+def _of_both(values: tuple[Any, Any], weights: list[Tensor]) -> Any:
+    """The value that two trials began with: a constant, their weights, or perhaps zeros."""
+    if _is_same(*values):
+        return values[0]
+    if all(_is_same(value, own) for value, own in zip(values, weights, strict=True)):
+        return WEIGHTS
+    return torch.zeros_like(values[0])
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[k], other[k]) for k in one)
+    return type(one) is type(other) and bool(one == other)
+
+
+class Trial:
+    """An optimizer like another one, over a single weight on the CPU. It calls no hook."""
+
+    def __init__(
+        self, optimizer: Optimizer, group: dict[str, Any], like: nn.Parameter, seed: int
+    ) -> None:
+        self.draws = torch.Generator().manual_seed(seed)
+        self.weights = nn.Parameter(self._drawn(like))
+        parameters = {id(p): p for each in optimizer.param_groups for p in each["params"]}
+        kept = vars(optimizer).items()
+        own = {
+            name: OrderedDict() if name.endswith("_hooks") else value
+            for name, value in kept
+            if name not in ("state", "param_groups")
+        }
+        if wrapped_in(optimizer) is not None:
+            raise TypeError("it steps another optimizer")
+        plain = {form: False for form in FORMS if form in group}
+        options = {key: value for key, value in group.items() if key != "params"}
+        options |= {**plain, "lr": float(group["lr"])}
+        self.state = FirstValues()
+        self.optimizer: Any = object.__new__(type(optimizer))
+        vars(self.optimizer).update(
+            deepcopy(own, parameters),
+            state=defaultdict[Tensor, State](dict, {self.weights: self.state}),
+            param_groups=[{**deepcopy(options), "params": [self.weights]}],
+        )
+
+    def _drawn(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.draws, dtype=like.dtype)
+
+    def step(self) -> None:
+        self.weights.grad = self._drawn(self.weights)
+        step = type(self.optimizer).step
+        # torch wraps it in a call of the hooks, those of all optimizers too.
+        (step.__wrapped__ if hasattr(step, "hooked") else step)(self.optimizer)
+
+
+class FirstValues(dict[str, Any]):
+    """A dict that remembers the first value of each key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: State = {}
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key not in self.first:
+            self.first[key] = deepcopy(value)
+        super().__setitem__(key, value)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *mappings: Any, **values: Any) -> None:
+        for key, value in dict(*mappings, **values).items():
+            self[key] = value
