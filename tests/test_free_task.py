@@ -28,17 +28,8 @@ FOUR = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "4"}
 WAYS = {
     "two-ranks": (["--hw", "cpu", "--devices", "2"], {}),
     "xla-4": (["--hw", "tpu"], FOUR),
-    "xla-4-accumulate-2": (["--hw", "tpu", "--accumulate", "2"], FOUR),
-    "fsdp-2": (["--hw", "cpu", "--devices", "2", "--shard"], {}),
-    "accumulate-4": (["--hw", "cpu", "--accumulate", "4"], {}),
 }
-DEFAULT = ("two-ranks", "xla-4")
 EXACT = ("valid_near_rows", "valid_far_rows", "valid_near_ordered", "valid_far_ordered")
-
-
-def marks(way):
-    found = [pytest.mark.xla] if "xla" in way else []
-    return [*found, *([] if way in DEFAULT else [pytest.mark.slow])]
 
 
 def train(run: Path, arguments, env, steps=8, optimizer="Adam"):
@@ -73,7 +64,9 @@ def test_the_best_metric_decides(whole):
     assert best == f"step-{4 * (1 + found.index(max(found))):08d}"
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=marks(way)) for way in WAYS])
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.xla] * ("xla" in way)) for way in WAYS]
+)
 def test_any_hardware_ends_alike(tmp_path, whole, way):
     arguments, env = WAYS[way]
     summary = train(tmp_path / "run", arguments, env)

@@ -40,19 +40,19 @@ def run_killed(run, hw, kills, env, tmp_path, arguments=ARGUMENTS):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("hw", "env", "some"),
+    ("hw", "env", "kills"),
     [
         (["cpu"], {}, ["half:2", "fsync:4", "rename:1", "replace:2", "step:4"]),
+        pytest.param(["cpu"], {}, KILLS, marks=pytest.mark.slow),
         (["cpu", "--precision", "fp16", "--lr", "3e-3"], {}, ["half:2", "step:4"]),
         pytest.param(["tpu"], VIRTUAL_TPU, ["compile:60", "half:2", "snapshot:2"],
                      marks=pytest.mark.xla),
     ],
-    ids=["cpu", "fp16-scaler", "xla"],
+    ids=["cpu", "every", "fp16-scaler", "xla"],
 )  # fmt: skip
-def test_killed_runs_end_in_the_same_bytes(tmp_path, hw, env, some, every):
-    kills, length = (KILLS, 40) if every else (some, 24)
+def test_killed_runs_end_in_the_same_bytes(tmp_path, hw, env, kills):
+    length = 40 if kills is KILLS else 24
     arguments = [*ARGUMENTS, "--max-steps", str(length)]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert tpukit(*arguments, "--hw", *hw, "--results-dir", whole, env=env).returncode == 0

@@ -154,19 +154,19 @@ def require_pictures(notebook):
 
 @pytest.mark.slow
 @pytest.mark.xla
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(1200)
 def test_a_notebook_runs_on_eight_virtual_devices(tmp_path):
     require_pictures(whole("kaggle_tpu", tmp_path, "tpu", env=VIRTUAL_TPU))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(1200)
 def test_a_notebook_runs_on_two_ranks(tmp_path):
     require_pictures(whole("kaggle_t4x2", tmp_path, "cpu", 'LENGTH += " --devices 2"'))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("hw", "more"), [("cpu", "--devices 2"), pytest.param("tpu", "", marks=pytest.mark.xla)]
 )
@@ -192,7 +192,7 @@ LENGTH = "--max-steps 2 --log-every 1 --global-batch-size 16 --max-new-tokens 8"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(1200)
 def test_the_next_days_session_goes_on(tmp_path):
     """A session that its time limit ended; its output is attached to the next one, read-only."""
     first, second = tmp_path / "first", tmp_path / "second"
@@ -214,7 +214,7 @@ def test_the_next_days_session_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cell", ["!{python} -m tpukit", "%tpukit"])
 def test_a_cell_of_ten_minutes_prints_little(tmp_path, cell):
     """A run with validations and checkpoints every few seconds, which its time limit ends."""
@@ -272,7 +272,7 @@ def test_the_page_links_every_notebook():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1200)
 def test_the_pages_cells_on_summaries_run(tmp_path):
     data, probe, train, *others = page_cells("4. Dialogue summaries", "Without a network")[1:]
     leave = "!mkdir yesterday && mv work/out-summarization yesterday"
@@ -286,7 +286,7 @@ def test_the_pages_cells_on_summaries_run(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1200)
 def test_the_pages_image_competition_ends_in_a_submission(tmp_path):
     """Each epoch is validated; a training, a validation and a test image are damaged."""
     competition = image_competition(tmp_path / "competition", images=170)
@@ -333,7 +333,7 @@ def plain_scores(run, competition):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(1200)
 def test_the_pages_text_competition_ends_in_a_submission(tmp_path):
     """Each epoch is validated; the sample has a column for each class, and another order."""
     competition, ids = tmp_path / "competition", [f"test{n}" for n in range(39, -1, -1)]

@@ -44,20 +44,15 @@ def reference(request, tmp_path_factory):
     return task, run
 
 
-def default_for(task):
-    """The ways of a task that the default tests go, each by one task; the others are slow."""
-    weighted = {"xla-1", "xla-8-accumulate-2", "accumulate-4", "two-ranks-accumulate-2"}
-    return weighted if task == "Weighted" else WAYS.keys() - weighted
+WEIGHTED = {"xla-1", "xla-8-accumulate-2", "accumulate-4", "two-ranks-accumulate-2"}
+"""The ways that the task with weights goes; `Tiny` goes the others."""
 
 
 def cases(ways):
     """(task, way) with their marks."""
-    for task in ("Tiny", "Weighted"):
-        for way in ways:
-            marks = [pytest.mark.xla] if "xla" in way else []
-            if way not in default_for(task):
-                marks.append(pytest.mark.slow)
-            yield pytest.param(task, way, marks=marks)
+    for way in ways:
+        task = "Weighted" if way in WEIGHTED else "Tiny"
+        yield pytest.param(task, way, marks=[pytest.mark.xla] * ("xla" in way))
 
 
 @pytest.mark.parametrize(("reference", "way"), [*cases(WAYS)], indirect=["reference"])

@@ -177,10 +177,7 @@ def test_texts_of_any_length_on_xla(material, tmp_path):
     assert done["compilations_after_warmup"] == 0
 
 
-SLOW = [
-    ("texts", "cpu"), ("texts", "two-ranks"), ("texts", "xla"), ("llama", "cpu"),
-    ("llama", "two-ranks"), ("llama", "xla"), ("drawings", "two-ranks"), ("drawings", "xla"),
-]  # fmt: skip
+SLOW = [("texts", "two-ranks"), ("llama", "xla"), ("drawings", "xla")]
 
 
 @pytest.mark.slow
@@ -193,9 +190,9 @@ def test_each_task_everywhere(task, way, material, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["cpu", pytest.param("xla", marks=pytest.mark.xla)])
-def test_a_unet_with_batch_norm(way, material, tmp_path):
-    check("drawings", material, tmp_path, WAYS[way], ["--set", "norm=batch"])
+@pytest.mark.xla
+def test_a_unet_with_batch_norm(material, tmp_path):
+    check("drawings", material, tmp_path, XLA, ["--set", "norm=batch"])
 
 
 @pytest.mark.slow

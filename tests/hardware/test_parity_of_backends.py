@@ -5,17 +5,12 @@ import torch
 from runs import VIRTUAL_TPU, ranks_of, relative_difference, script
 
 WAYS = {
-    "cpu-accumulate-4": (["--accumulate", "4"], {}),
-    "xla-1": (["--hw", "tpu", "--devices", "1"], VIRTUAL_TPU),
-    "xla-8": (["--hw", "tpu"], VIRTUAL_TPU),
     "xla-8-accumulate-2": (["--hw", "tpu", "--accumulate", "2"], VIRTUAL_TPU),
     "xla-8-sharded": (["--hw", "tpu", "--shard"], VIRTUAL_TPU),
     "two-ranks-accumulate-4": (["--devices", "2", "--accumulate", "4"], {}),
     "two-ranks-recorded": (["--devices", "2", "--recorded"], {}),
-    "fsdp-2": (["--devices", "2", "--shard"], {}),
     "fsdp-2-accumulate-2": (["--devices", "2", "--shard", "--accumulate", "2"], {}),
 }
-DEVICES = {"xla-1": 1, "xla-8": 8, "fsdp-2": 2}
 
 
 def run(out, arguments, env=None):
@@ -32,18 +27,8 @@ def reference(tmp_path_factory):
     return run(tmp_path_factory.mktemp("reference") / "out.pt", [])
 
 
-SLOW = ("xla-1", "xla-8", "fsdp-2", "cpu-accumulate-4")
-"""Ways of which a default test goes a longer one."""
-
-
 @pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(
-            way, marks=[pytest.mark.xla] * ("xla" in way) + [pytest.mark.slow] * (way in SLOW)
-        )
-        for way in WAYS
-    ],
+    "way", [pytest.param(way, marks=[pytest.mark.xla] * ("xla" in way)) for way in WAYS]
 )
 def test_weights_agree_after_20_steps(tmp_path, reference, way):
     arguments, env = WAYS[way]

@@ -22,6 +22,8 @@ TASKS = {
     "shards": "Streamed",
 }  # fmt: skip
 """File -> class."""
+SEES_ITS_RANK = ("simclr", "arcface", "distill", "detection", "table", "vqvae")
+"""Tasks whose BatchNorm, contrast or sampled anchors see a rank's own rows."""
 MOST_GLUE = 5
 CPU = (["--hw", "cpu"], {})
 RANKS = (["--hw", "cpu", "--devices", "2"], {})
@@ -92,13 +94,11 @@ def test_trained_resumed_tested_and_used_on_a_cpu(name, folder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(TASKS))
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in SEES_ITS_RANK])
 def test_two_ranks_learn_what_one_does(name, folder, tmp_path):
     one = train(name, folder, tmp_path / "one", 3, CPU, "--log-every", "1")
     two = train(name, folder, tmp_path / "two", 3, RANKS, "--log-every", "1")
-    # BatchNorm, contrast and sampled anchors see a rank's own rows.
-    differs = name in ("simclr", "arcface", "distill", "detection", "table", "vqvae")
-    assert two["loss"] == pytest.approx(one["loss"], rel=0.3 if differs else 1e-3)
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_virtual_devices_learn_what_a_cpu_does(name, folder, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(TASKS))
+@pytest.mark.parametrize("name", ["t5", "detection", "shards"])
 def test_the_batch_search_measures_it(name, folder):
     found = result(
         tpukit(

@@ -42,6 +42,8 @@ class Entry:
     """Whether XLA optimizes its step for the CPU: some round coarsely or run slowly without."""
     quick: bool = False
     """Whether it is in the default run."""
+    recorded: bool = False
+    """Whether no test runs it, for its size: `zoo_page.py --run` does, and its result is kept."""
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ ENTRIES, EXCEPTIONS = entries(), exceptions()
 NAMES = [
     pytest.param(name, marks=() if entry.quick else pytest.mark.slow)
     for name, entry in ENTRIES.items()
+    if not entry.recorded
 ]
 
 
@@ -37,7 +38,7 @@ def test_a_step_equals_the_cpu_s_and_later_ones_compile_nothing(name):
 
 @pytest.mark.slow
 @pytest.mark.plan
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if not entry.recorded])
 def test_the_step_compiles_for_a_tpu(name):
     assert_as_listed(name, "compiles")
 

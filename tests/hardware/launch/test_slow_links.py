@@ -33,13 +33,12 @@ def processes(nodes):
     return [int(pid) for pid in pids.split()]
 
 
-@pytest.mark.parametrize(("delay", "loss"), [(0.02, 0.0), (0.0, 0.02)], ids=["delay", "loss"])
-def test_a_bad_link_changes_nothing(nodes, tmp_path, whole, delay, loss):
-    nodes.wire.delay, nodes.wire.loss = delay, loss
+def test_a_bad_link_changes_nothing(nodes, tmp_path, whole):
+    nodes.wire.delay, nodes.wire.loss = 0.01, 0.02
     ends = nodes.both(*SOME, "--set", "pause=0", "--results-dir", tmp_path / "run")
     assert [code for code, _ in ends] == [0, 0], ends
     assert relative_difference(parameters(tmp_path / "run"), whole) < 1e-4
-    assert nodes.wire.carried > 500 and bool(nodes.wire.lost) == bool(loss)
+    assert nodes.wire.carried > 500 and nodes.wire.lost
 
 
 @pytest.mark.parametrize("what", ["link", "node"])
