@@ -180,6 +180,12 @@ def test_xla_says_the_same(tmp_path):
     assert "MatrixLoss.loss" in told and "shape (8, 2) for a batch of 8 rows" in told
 
 
+def test_an_estimate_that_fails_prints_nothing(tmp_path):
+    done = tpukit(*train("FloatLabels", tmp_path))
+    assert done.stdout.count("building") == 1
+    assert done.stderr.startswith("Error: FloatLabels.loss raised"), done.stderr
+
+
 def test_as_json(tmp_path):
     done = tpukit(*train("OtherWidth", tmp_path), "--json")
     error = json.loads(done.stdout)["error"]

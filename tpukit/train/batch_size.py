@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -240,6 +241,10 @@ def in_worker(decide: Callable[[], Found | None]) -> Callable[[], Found | None]:
 def _send(decide: Callable[[], Any], initialize: WorkerInit, sender: Connection) -> None:
     initialize(0)
     torch.set_num_threads(1)
+    # What a task and torch print on tensors without values; the run prints its own.
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
     try:
         found = decide()
     except Exception:  # whatever a user's task raises on tensors without values

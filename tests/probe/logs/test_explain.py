@@ -149,6 +149,16 @@ def test_unknown_error_is_named(tmp_path):
     assert "mypkg.FrobError: cannot frob" in log.explanations[0].cause
 
 
+def test_an_exception_in_two_words_is_an_error(tmp_path):
+    """As Kaggle's scoring prints what a metric raised."""
+    path = tmp_path / "log"
+    path.write_text("Scoring Exception: nobody knows this text\n")
+    assert [line.number for line in explain(path).unknown] == [1] and explain(path).has_error
+    path.write_text("Evaluation Exception: Submission and solution row IDs do not match\n")
+    assert [e.id for e in explain(path).explanations] == ["kaggle-submission-refused"]
+    assert explain(path).has_error
+
+
 def test_line_that_only_looks_like_an_error_is_suspected(tmp_path):
     path = tmp_path / "log"
     counts = "failed cases 0 of 500\nerror: 0\n[INFO] 3 files failed"

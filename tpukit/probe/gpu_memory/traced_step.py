@@ -1,6 +1,7 @@
 """Traces one optimizer step and an evaluation of a task over fake tensors."""
 
 import gc
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -69,6 +70,7 @@ def trace_fake_step(
     ranks = fake_ranks(target.devices) if shard else nullcontext()
     with (
         quiet_collector(),
+        quiet_torch(),
         ranks as mesh,
         FakeTensorMode(allow_non_fake_inputs=True),
         registered,
@@ -127,6 +129,18 @@ def quiet_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Leaves out torch's log of operators that fail on fake tensors: it raises their errors too."""
+    log = logging.getLogger(FakeTensor.__module__)
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def fake_model(task: Task, backend: RecordedBackend) -> nn.Module:
