@@ -8,7 +8,7 @@ TpukitError                 message, hint, id; exit code 1
 │   └── HardwareError       hardware that is missing or lacks what was requested
 ├── JobError                the job itself failed
 │   ├── TaskFailedError     a task's own code raised an exception
-│   ├── NonFiniteLossError  the loss became NaN or infinite
+│   ├── NonFiniteLossError  the loss, a gradient or the state became NaN or infinite
 │   └── OutOfMemoryError    the memory of the device, or the limit on it, is too small
 └── InterruptedRunError     stopped by a signal, its checkpoint written; exit code 130 or 143
 
@@ -85,7 +85,7 @@ class TaskFailedError(JobError):
 
 
 class NonFiniteLossError(JobError):
-    """The loss became NaN or infinite."""
+    """The loss, a gradient or the state became NaN or infinite."""
 
     default_id = "non-finite-loss"
 

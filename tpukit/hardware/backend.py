@@ -264,12 +264,15 @@ class ModelSteps(Protocol):
         weight: Tensor,
         clip_norm: float | None = None,
         average: Average | None = None,
+        finite: Tensor | None = None,
     ) -> Tensor:
         """Reduces the gradients, divides them by `weight`, clips, steps, updates the EMA weights.
 
         lr: the step's rate; a group's own is `lr` times its `lr_scale`.
         weight: what the sum of the step's losses is to be divided by (0-d, on the device): its
             total weight over all ranks, in the unit that the losses were divided by before.
+        finite: on the device, an entry for each parameter in the order of the optimizer's groups:
+            becomes 0 where a gradient was not finite, else 1.
 
         Returns the norm of that gradient before clipping (0-d; not finite when an fp16 step was
         skipped). Gradients are cleared. `finish` ends the step.

@@ -224,6 +224,19 @@ def gradients_of(optimizer: Optimizer) -> list[Tensor]:
     return [p.grad for group in groups for p in group["params"] if p.grad is not None]
 
 
+def finite_gradients(optimizer: Optimizer, norms: Tensor) -> Tensor:
+    """(parameters,): 0 where a parameter's gradient is not finite, 1 elsewhere.
+
+    norms: a norm of each gradient there is, in the order of `gradients_of`.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    finite = torch.isfinite(norms).float()
+    if len(finite) == len(parameters):
+        return finite
+    found, one = iter(finite.unbind()), torch.ones((), device=finite.device)
+    return torch.stack([one if p.grad is None else next(found) for p in parameters])
+
+
 def set_rates(optimizer: Optimizer, lr: float | Tensor) -> None:
     """Sets each group's learning rate for the next step."""
     for group in optimizer.param_groups:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tpukit.errors import CheckpointError, JobError
+from tpukit.errors import CheckpointError, JobError, NonFiniteLossError
 from tpukit.hardware.modules import persistent_buffers
 from tpukit.io.files import replacing_folder, sha256_of, sync_file, write_file
 
@@ -54,6 +54,8 @@ class TrainState:
     """The optimizer's class, and its state but for the tensors."""
     window: list[float] = field(default_factory=list)
     """Sums since the last log line, so that the log goes on as well."""
+    not_finite: list[str] = field(default_factory=list)
+    """Parameters and buffers that were not finite when the run began, and may stay so."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,26 @@ class Snapshot:
     artifacts: Mapping[str, bytes]
     stream: bytes | None = None
     """Position of the training stream."""
+    trained: frozenset[str] = frozenset()
+    """Names of the trained parameters."""
 
 
 # -- writing -------------------------------------------------------------------------------------
 def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
     """Writes one checkpoint into `folder` and points `latest` at it. Returns its path.
 
-    On any failure what was there stays as it was, and the partial folder is removed.
+    On any failure what was there stays as it was, and the partial folder is removed. Raises
+    NonFiniteLossError for a state from which no run could go on.
     """
     final = folder / name_of(snapshot.state.step)
+    tensors = ((of, key, t) for of, kept in snapshot.tensors.items() for key, t in kept.items())
+    if place := first_not_finite(tensors, snapshot.trained, snapshot.state.not_finite):
+        raise NonFiniteLossError(
+            f"The state stopped being finite by step {snapshot.state.step}: {place}. No checkpoint"
+            " was written of it.",
+            "Lower --lr, or give the optimizer a larger eps; the same command resumes from the"
+            " checkpoint before.",
+        )
     with _errors_of(final):
         with replacing_folder(final) as partial:
             _write_files(partial, snapshot)
@@ -131,6 +144,35 @@ def _text_of_state(body: Mapping[str, Any]) -> bytes:
 
 def _sum_of_values(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def first_not_finite(
+    tensors: Iterable[tuple[str, str, Tensor]], trained: Collection[str], allowed: Collection[str]
+) -> str | None:
+    """The first tensor of (file, name, tensor) with a value that no run can go on with, if any.
+
+    NaN is none; infinities are meant in buffers (masks) and in an optimizer's state, but not in
+    trained parameters. `allowed`: names of what may hold anything.
+    """
+    for file, key, tensor in tensors:
+        name = key.split("/")[1] if file == "optimizer" else key
+        if name in allowed or not (tensor.is_floating_point() or tensor.is_complex()):
+            continue
+        ends = _ends(tensor)
+        strict = file != "optimizer" and name in trained
+        if ends.isnan().any() or (strict and ends.isinf().any()):
+            return f"{key} of {file} holds {'nan' if ends.isnan().any() else 'inf'}"
+    return None
+
+
+def _ends(tensor: Tensor) -> Tensor:
+    """The smallest and the largest value, in one pass; NaN where there is one."""
+    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    if not values.numel():
+        return torch.zeros(2)
+    if values.element_size() == 1:  # of 8-bit floats torch knows no order
+        values = values.float()
+    return torch.stack(torch.aminmax(values)).float()
 
 
 def _sync_and_sum(path: Path) -> str:
@@ -235,6 +277,21 @@ class Checkpoint:
         file = f"{name}.safetensors"
         return load_file(self.path / file) if file in self.files else {}
 
+    def names(self, name: str) -> list[str]:
+        """The names of a file's tensors."""
+        file = f"{name}.safetensors"
+        if file not in self.files:
+            return []
+        with safe_open(self.path / file, "pt") as opened:
+            return list(opened.keys())
+
+    def each_tensor(self) -> Iterator[tuple[str, str, Tensor]]:
+        """(file, name, tensor), read one at a time."""
+        for file in TENSOR_FILES:
+            for name in self.names(file):
+                with safe_open(self.path / f"{file}.safetensors", "pt") as opened:
+                    yield file, name, opened.get_tensor(name)
+
     def stream(self) -> bytes | None:
         """Position of the training stream; None without one, or where it keeps no position."""
         return (self.path / STREAM_FILE).read_bytes() if STREAM_FILE in self.files else None
@@ -302,8 +359,20 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, state, frozenset(sums))
 
 
+def _require_finite(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for a state that no run can go on with: earlier versions wrote such.
+
+    The trained parameters are those that the optimizer keeps a state for.
+    """
+    tensors = checkpoint.each_tensor()
+    trained = {key.split("/")[1] for key in checkpoint.names("optimizer")}
+    if place := first_not_finite(tensors, trained, checkpoint.state.not_finite):
+        raise CheckpointError(f"{place}: no run can go on from it.")
+
+
 def newest_good(folder: Path, log: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that verifies; logs which ones did not; None where there is none.
+    """The newest checkpoint that verifies and is finite; logs which ones are not; None where there
+    is none.
 
     Raises CheckpointError where there are checkpoints and none is good.
     """
@@ -311,6 +380,7 @@ def newest_good(folder: Path, log: Callable[[str], None]) -> Checkpoint | None:
     for path in list_checkpoints(folder):
         try:
             checkpoint = open_checkpoint(path)
+            _require_finite(checkpoint)
         except CheckpointError as error:
             problems.append(error)
             log(f"Skipping checkpoint {path.name}: {error.message}")
@@ -321,7 +391,8 @@ def newest_good(folder: Path, log: Callable[[str], None]) -> Checkpoint | None:
     if problems:
         raise CheckpointError(
             f"No checkpoint in {folder} is intact. {problems[0].message}",
-            "Start anew with --no-resume (the old run is set aside, not deleted).",
+            "Start anew with --no-resume (the old run is set aside, not deleted), --init-from RUN"
+            " for the weights of another one.",
         )
     return None
 

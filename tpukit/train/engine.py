@@ -8,7 +8,7 @@ from tpukit.hardware.backend import Batch
 from tpukit.io.interrupts import StopRequest
 from tpukit.train.checkpoint import BackgroundWriter, Checkpoint, Snapshot, TrainState
 from tpukit.train.evaluation import validation_scores
-from tpukit.train.learner import Learner
+from tpukit.train.learner import BadStep, Learner
 from tpukit.train.monitor import RunMonitor
 from tpukit.train.plan import RunPlan
 from tpukit.train.requests import TrainingResult
@@ -157,18 +157,25 @@ class Engine:
 
     # -- once in a while --------------------------------------------------------------------------
     def report(self) -> None:
-        """Reads the metrics (the one stop of the pipeline), logs them, checks the loss."""
+        """Reads the metrics (the one stop of the pipeline), logs them, checks loss and gradient."""
         with self.monitor.pause():
             metrics = self.learner.read_metrics()
             self.monitor.log_metrics(metrics, self.plan.rate(self.step - 1))
-            self.monitor.require_finite(metrics.first_bad_step)
+            self.require_finite(metrics.bad)
+
+    def require_finite(self, bad: BadStep | None) -> None:
+        """Raises NonFiniteLossError for the first step whose loss or gradient was not finite."""
+        if bad is not None:
+            if self.writer is not None:
+                self.writer.wait()  # the checkpoint that the error names
+            self.monitor.fail(bad, self._saved_step)
 
     def validate(self) -> dict[str, float]:
         """Metrics on every validation sample, with the EMA weights where they are kept."""
         if not self.plan.datasets.validation_sets():
             return {}
         with self.monitor.pause():
-            self.monitor.require_finite(self.learner.first_bad_step())
+            self.require_finite(self.learner.bad_step())
             with self.learner.evaluation_weights():
                 scores = validation_scores(self.plan, self.learner, self.monitor.watch)
             self.monitor.log_scores(scores)
@@ -196,9 +203,10 @@ class Engine:
         self.since_best = min(self.since_best, since_best)
 
     def save(self, *, is_best: bool) -> None:
-        """A checkpoint of this step; none is written once the loss was not finite."""
+        """A checkpoint of this step; none is written after a loss or gradient that was not
+        finite."""
         with self.monitor.pause():
-            self.monitor.require_finite(self.learner.first_bad_step())
+            self.require_finite(self.learner.bad_step())
             with self.stop.saving():
                 if self.writer is not None:
                     self.writer.wait()  # else the host would hold two copies of the state
@@ -233,8 +241,10 @@ class Engine:
             best=self.best,
             since_best=self.since_best,
             window=backend.to_host({"window": learner.window})["window"].tolist(),
+            not_finite=learner.not_finite_at_start,
         )
-        return Snapshot(state, tensors, self.plan.datasets.artifacts, self.source.position)
+        trained = frozenset(learner.trained)
+        return Snapshot(state, tensors, self.plan.datasets.artifacts, self.source.position, trained)
 
     def _is_best(self, scores: dict[str, float]) -> bool:
         metric = self.plan.best

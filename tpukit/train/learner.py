@@ -121,8 +121,17 @@ def _weighted_sum(value: Tensor, weight: Tensor) -> Tensor:
 
 # -- a step --------------------------------------------------------------------------------------
 MASK_63 = 2**63 - 1
-SMALLEST = 2
-"""Index of the smallest gradient norm among the norms kept on the device."""
+
+
+@dataclass(frozen=True)
+class BadStep:
+    """The first step whose loss or gradient was not finite: the state after it is lost."""
+
+    number: int
+    """From 1."""
+    of_loss: bool
+    parameters: Sequence[str] = ()
+    """Whose gradients were not finite, at a finite loss; none where their norm overflowed."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +142,12 @@ class StepMetrics:
     """`loss` and the task's other entries."""
     steps: int
     gradient_norm: float
-    """Before clipping, of the last step."""
+    """Before clipping, of the last step that was not skipped; NaN where all were."""
     largest_gradient_norm: float
     smallest_gradient_norm: float
     skipped: int
-    """Steps whose gradients were not finite (fp16's scaler leaves those out)."""
-    first_bad_step: int | None
-    """The first step (from 1) whose loss was not finite."""
+    """Steps that fp16's scaler left out, as their gradients were not finite."""
+    bad: BadStep | None
 
 
 class Learner:
@@ -164,6 +172,13 @@ class Learner:
         self.optimizer = optimizer
         names = dict(backend.unwrap(model).named_parameters())
         self.optimizer_state = state_of(optimizer, names)
+        by_parameter = {parameter: name for name, parameter in names.items()}
+        self.trained = [
+            by_parameter.get(p, "") for group in optimizer.param_groups for p in group["params"]
+        ]
+        """Names of the optimizer's parameters, in its order."""
+        self.not_finite_at_start: list[str] = []
+        """Parameters and buffers that may stay so (a mask, a value that is not set yet)."""
         self.ema = ema
         self.clip_norm = clip_norm or None
         self.steps_done = 0
@@ -174,8 +189,15 @@ class Learner:
         self._step_totals = torch.zeros(MOST_SUMS, device=device)
         self._unit = torch.zeros((), device=device)
         """The weight of the step's first micro-batch, which its backward passes divide by."""
-        self._first_bad = torch.zeros((), device=device)
         self._norms = _fresh_norms(device)
+        self._latch = torch.zeros(3, device=device)
+        """[steps made, the first of these with a loss that is not finite, with such a gradient]."""
+        self._finite = torch.ones(len(self.trained), device=device)
+        """0 for each trained parameter whose gradient was not finite in the last step."""
+        self._finite_then = torch.ones(len(self.trained), device=device)
+        """The same of the first step with such a gradient."""
+        self._skips = backend.precision == "fp16"
+        """Whether a step whose gradient is not finite is skipped: its state stays finite."""
 
     # -- training ---------------------------------------------------------------------------------
     def train_step(
@@ -223,6 +245,7 @@ class Learner:
             weight=total / self._unit,
             clip_norm=self.clip_norm,
             average=average,
+            finite=self._finite,
         )
         self._after(totals, total, norm)
         return True
@@ -253,32 +276,40 @@ class Learner:
     def _after(self, totals: Tensor, weight: Tensor, norm: Tensor) -> None:
         """Updates the latch and the sums for the log in the step's own graph."""
         self.window += totals / weight
-        # The first entry counts the window's steps.
-        is_first = ~torch.isfinite(totals[1]) & (self._first_bad == 0)
-        self._first_bad.copy_(torch.where(is_first, self.window[0], self._first_bad))
-        self._update_norms(norm.detach().float())
+        norm = norm.detach().float()
+        self._update_latch(totals[1], norm)
+        self._update_norms(norm)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._step_totals.zero_()
         self._unit.zero_()
 
+    def _update_latch(self, loss: Tensor, norm: Tensor) -> None:
+        steps, bad_loss, bad_gradient = self._latch.unbind()
+        steps = steps + 1
+        is_first = ~torch.isfinite(norm) & (bad_gradient == 0)
+        self._finite_then.copy_(torch.where(is_first, self._finite, self._finite_then))
+        bad_gradient = torch.where(is_first, steps, bad_gradient)
+        bad_loss = torch.where(~torch.isfinite(loss) & (bad_loss == 0), steps, bad_loss)
+        self._latch.copy_(torch.stack([steps, bad_loss, bad_gradient]))
+
     def _update_norms(self, norm: Tensor) -> None:
-        finite = torch.isfinite(norm)
+        counts = torch.isfinite(norm) if self._skips else torch.ones_like(norm) > 0
         last, largest, smallest, skipped = self._norms.unbind()
         self._norms.copy_(
             torch.stack([
-                torch.where(finite, norm, last),
-                torch.where(finite, torch.maximum(norm, largest), largest),
-                torch.where(finite, torch.minimum(norm, smallest), smallest),
-                skipped + (~finite).float(),
+                torch.where(counts, norm, last),
+                torch.where(counts, torch.maximum(norm, largest), largest),
+                torch.where(counts, torch.minimum(norm, smallest), smallest),
+                skipped + (~counts).float(),
             ])
         )  # fmt: skip
 
     def read_metrics(self) -> StepMetrics:
         """Reads the metrics and starts them anew. Every rank must call it."""
         host = self.backend.to_host(
-            {"window": self.window, "norms": self._norms, "bad": self._first_bad}
+            {"window": self.window, "norms": self._norms, **self._latched()}
         )
         steps, *sums = host["window"].tolist()
         last, largest, smallest, skipped = host["norms"].tolist()
@@ -288,17 +319,35 @@ class Learner:
         # Two reads in a row have no step between them; a step may count nothing.
         count = steps or float("nan")
         means = {name: total / count for name, total in zip(self._names, sums, strict=False)}
-        first_bad = self._number_of(steps, host["bad"])
-        return StepMetrics(means, int(steps), last, largest, smallest, int(skipped), first_bad)
+        largest = math.nan if largest == -math.inf else largest
+        bad = self._bad_step(host)
+        return StepMetrics(means, int(steps), last, largest, smallest, int(skipped), bad)
 
-    def first_bad_step(self) -> int | None:
-        """The latch alone: the first step whose loss was not finite."""
-        host = self.backend.to_host({"window": self.window, "bad": self._first_bad})
-        return self._number_of(float(host["window"][0]), host["bad"])
+    def bad_step(self) -> BadStep | None:
+        """The latch alone: the first step whose loss or gradient was not finite, if there is one.
 
-    def _number_of(self, steps: float, bad: Tensor) -> int | None:
-        """A step's number (from 1), given its place among the window's; None for place 0."""
-        return self.steps_done - int(steps) + int(bad) if bad else None
+        A gradient of a step that was skipped does not count.
+        """
+        return self._bad_step(self.backend.to_host(self._latched()))
+
+    def forget_bad_step(self) -> None:
+        """Lets what follows count as the first steps."""
+        self._latch.zero_()
+        self.backend.finish()
+
+    def _latched(self) -> dict[str, Tensor]:
+        return {"latch": self._latch, "finite": self._finite_then}
+
+    def _bad_step(self, host: Mapping[str, Tensor]) -> BadStep | None:
+        made, bad_loss, bad_gradient = map(int, host["latch"].tolist())
+        places = [place for place in (bad_loss, 0 if self._skips else bad_gradient) if place]
+        if not places:
+            return None
+        number = self.steps_done - made + min(places)
+        if min(places) == bad_loss:
+            return BadStep(number, of_loss=True)
+        pairs = zip(self.trained, host["finite"].tolist(), strict=True)
+        return BadStep(number, of_loss=False, parameters=[name for name, one in pairs if not one])
 
     # -- state ------------------------------------------------------------------------------------
     @contextmanager
@@ -330,10 +379,12 @@ class Learner:
 
 
 def _fresh_norms(device: torch.device) -> Tensor:
-    """[last, largest, smallest finite gradient norm, steps that were not finite]."""
+    """[last, largest, smallest gradient norm of the steps that were made, skipped steps]."""
     # Computed on the device: an upload would differ, in the compiled graph, from a step's result.
-    zeros = torch.zeros(4, device=device)
-    return torch.where(torch.arange(4, device=device) == SMALLEST, float("inf"), zeros)
+    place, found = torch.arange(4, device=device), torch.zeros(4, device=device)
+    for index, value in enumerate((math.nan, -math.inf, math.inf)):
+        found = torch.where(place == index, value, found)
+    return found
 
 
 def seed_everything(seed: int) -> None:
@@ -355,6 +406,11 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
     return learner
 
 
+def _not_finite(model: nn.Module) -> list[str]:
+    tensors = {**dict(model.named_parameters()), **persistent_buffers(model)}
+    return [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+
+
 def load_learner(
     task: Task,
     config: TrainConfig,
@@ -368,7 +424,9 @@ def load_learner(
     """
     seed_everything(config.global_seed)
     model = initial_model(task, backend, config, checkpoint, data)
+    start = _not_finite(model) if checkpoint is None and data is not None else []
     learner = build_learner(task, backend, model, config)
+    learner.not_finite_at_start = start if checkpoint is None else checkpoint.state.not_finite
     # From the step on as well: a run that goes on with other ranks must not draw the same again.
     steps_done = 0 if checkpoint is None else checkpoint.state.step
     backend.load_state({"seed": (config.global_seed + steps_done) % 2**64})

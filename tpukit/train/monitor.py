@@ -8,22 +8,19 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Self
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn, Self
 
 import torch
 
-from tpukit.errors import NonFiniteLossError
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.profiling import profile
 from tpukit.io.progress import Progress
 from tpukit.io.units import format_bytes, format_duration, three_digits
-from tpukit.train.data import is_stream
-from tpukit.train.learner import Learner, StepMetrics
-from tpukit.train.loader import MicroBatchData
+from tpukit.train.learner import BadStep, Learner, StepMetrics
+from tpukit.train.non_finite import non_finite_step
 from tpukit.train.plan import RunPlan
 from tpukit.train.run_log import RunLog
-from tpukit.train.user_code import place_of
 
 SHOWN_SECONDS = 3.0
 """Minimum time between two lines about the first step's micro-batches."""
@@ -235,10 +232,9 @@ class RunMonitor:
             (self.log.text if shown else self.log.note)(text)
         return shown
 
-    def require_finite(self, first_bad_step: int | None) -> None:
-        """Raises NonFiniteLossError where the loss of a step was not finite."""
-        if first_bad_step is not None:
-            raise non_finite_loss(self.plan, first_bad_step)
+    def fail(self, bad: BadStep, saved: int) -> NoReturn:
+        """Ends a run with the error of a bad step; `saved`: the step of the last checkpoint."""
+        raise non_finite_step(self.plan, self.learner, bad, saved)
 
     def facts(self) -> str:
         """Loss, rate, memory, device load and compilations in one line."""
@@ -451,51 +447,3 @@ class StallWatch:
             f" rank {self.rank} is in {where}. The run goes on waiting.",
             "".join(traceback.format_list(stack)),
         )
-
-
-# -- a loss that is not finite -------------------------------------------------------------------
-KINDS = ("nan", "inf", "-inf")
-"""The likeliest mistake first: -inf may be meant, in the bias of an attention."""
-
-
-def non_finite_loss(plan: RunPlan, step: int) -> NonFiniteLossError:
-    """The error of step `step` (from 1), with the entry and the sample that are not finite."""
-    culprit = None
-    with suppress(Exception):  # the data may not be there any more
-        culprit = min(_not_finite_inputs(plan, step), key=lambda found: found[0], default=None)
-    message = f"The loss stopped being finite in step {step}; no checkpoint was written after it."
-    resumes = "the same command resumes from the last checkpoint."
-    if culprit is None:
-        return NonFiniteLossError(
-            message, f"Lower --lr or clip_norm, or use bf16 or fp32 instead of fp16; {resumes}"
-        )
-    return NonFiniteLossError(
-        f"{message} In that step {culprit[1]} holds {KINDS[culprit[0] % len(KINDS)]}.",
-        f"Leave such samples out, or make them finite (`np.nan_to_num`); {resumes}",
-    )
-
-
-def _not_finite_inputs(plan: RunPlan, step: int) -> Iterator[tuple[int, str]]:
-    """(index of its kind, where) of each entry of the step's samples that is not finite."""
-    data, task = plan.datasets.train, plan.task
-    if is_stream(data):
-        return
-    made = MicroBatchData(task, data, plan.loading.seed)
-    # The step's samples are a function of its number: they are read again.
-    micro_batches = plan.batches.step(step - 1)
-    for key in (key for micro in micro_batches for key in micro.keys):
-        for kind, name in _not_finite(made.sample(key)):
-            yield kind, f"{name!r} of training sample {key.sample}"
-    for micro in micro_batches:
-        for kind, name in _not_finite(made.batch(micro)):
-            if KINDS[kind] != "-inf":
-                yield kind + len(KINDS), f"{name!r} of a batch of {place_of(task.collate)}"
-
-
-def _not_finite(entries: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    for name, entry in entries.items():
-        with suppress(TypeError, ValueError, RuntimeError):  # text
-            values = torch.as_tensor(entry)
-            if values.is_floating_point() and not values.isfinite().all():
-                kinds = values.isnan(), values.isposinf(), values.isneginf()
-                yield next(kind for kind, found in enumerate(kinds) if found.any()), name

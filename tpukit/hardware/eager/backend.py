@@ -50,6 +50,7 @@ from tpukit.hardware.optimizers import (
     MasterAdamW,
     adopt,
     choose_capturable,
+    finite_gradients,
     gradients_of,
     named_optimizer,
     require_whole_matrices,
@@ -241,11 +242,15 @@ class EagerBackend(TorchOps):
         weight: Tensor,
         clip_norm: float | None = None,
         average: Average | None = None,
+        finite: Tensor | None = None,
     ) -> Tensor:
         rates = [group["lr"] for group in optimizer.param_groups]
         set_rates(optimizer, lr)
         divisor = weight * (self.world_size * self.update.gradient_scale())
-        raw_norm = self.parallelism.norm(gradients_of(optimizer))
+        norms = self.parallelism.norms(gradients_of(optimizer))
+        raw_norm: Tensor = torch.linalg.vector_norm(norms)
+        if finite is not None:
+            finite.copy_(finite_gradients(optimizer, norms))
         norm = raw_norm / divisor
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)
         optimizer.zero_grad(set_to_none=True)

@@ -46,9 +46,11 @@ class SingleProcess:
     def micro_batch(self, model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """The norm of all gradients together, of all shards."""
-        return torch.nn.utils.get_total_norm(gradients)
+    def norms(self, gradients: Sequence[Tensor]) -> Tensor:
+        """(gradients,): the norm of each, of all its shards."""
+        if not gradients:
+            return torch.zeros(0)
+        return torch.stack(torch._foreach_norm(list(gradients)))
 
     def whole(self, tensor: Tensor) -> Tensor:
         return tensor.detach()
@@ -183,12 +185,14 @@ class FSDP(SingleProcess):
                     dist.all_reduce(parameter.grad)
             share_buffers(model)
 
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+    def norms(self, gradients: Sequence[Tensor]) -> Tensor:
+        squares = super().norms([local(gradient) for gradient in gradients]).square()
         # What is whole is on every rank, and counts once.
-        own = [local(g) for g in gradients if isinstance(g, DTensor) or dist.get_rank() == 0]
-        squared = torch.nn.utils.get_total_norm(own).square()
-        dist.all_reduce(squared)
-        return squared.sqrt()
+        counts = [isinstance(g, DTensor) or dist.get_rank() == 0 for g in gradients]
+        if not all(counts):
+            squares *= torch.tensor(counts, device=squares.device)
+        dist.all_reduce(squares)
+        return squares.sqrt()
 
     def whole(self, tensor: Tensor) -> Tensor:
         if isinstance(tensor, DTensor):

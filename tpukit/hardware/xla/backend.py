@@ -48,7 +48,7 @@ from tpukit.hardware.memory import (
     meter_process_memory,
 )
 from tpukit.hardware.modules import has_batch_norm, move_towards, state_from_text, state_text
-from tpukit.hardware.optimizers import adopt, gradients_of, named_optimizer
+from tpukit.hardware.optimizers import adopt, finite_gradients, gradients_of, named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import prefetch
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
@@ -225,11 +225,14 @@ class XlaBackend(XlaOps):
         weight: Tensor,
         clip_norm: float | None = None,
         average: Average | None = None,
+        finite: Tensor | None = None,
     ) -> Tensor:
         gradients = gradients_of(optimizer)
         parts = [torch.view_as_real(g) if g.is_complex() else g for g in gradients]
-        squares = [part.float().square().sum() for part in parts]
-        norm = torch.stack(squares).sum().sqrt() / weight
+        squares = torch.stack([part.float().square().sum() for part in parts])
+        norm = squares.sum().sqrt() / weight
+        if finite is not None:
+            finite.copy_(finite_gradients(optimizer, squares))
         factor = torch.reciprocal(weight)
         if clip_norm is not None:
             factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
