@@ -137,7 +137,7 @@ def sample_beside(folder: Path, named: str | None = None) -> Table | None:
     """The sample submission of a data folder: the one that is named, or looks like one."""
     if named is not None:
         return read_table(folder / named)
-    likely = (path for path in folder.iterdir() if is_table_name(path))
+    likely = (path for path in folder.glob("*") if is_table_name(path))
     names = (path for path in likely if SAMPLE_NAME.match(path.name))
     path = min(names, default=None)
     return None if path is None else read_table(path)

@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,16 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from tpukit.tasks.summarize.data.rows import DIALOGUES, Columns, read_rows
+from tpukit.tasks.summarize.data.rows import Columns, Row, read_rows
 
 MOST_TRAINING_ROWS = 50_000
 WORD = re.compile(r"\w+")
+
+
+def training_rows(path: Path, columns: Columns, held_out: AbstractSet[int]) -> list[Row]:
+    """The first 50,000 rows of a training file but for those with the numbers `held_out`."""
+    rows = islice(read_rows(path, summaries=True, columns=columns), MOST_TRAINING_ROWS)
+    return [row for row in rows if row.number not in held_out]
 
 
 def lead_line(dialogue: str) -> str:
@@ -22,14 +29,8 @@ def lead_line(dialogue: str) -> str:
     return next((line.strip() for line in dialogue.splitlines() if line.strip()), "")
 
 
-def nearest_summaries(
-    train_csv: Path, dialogues: Sequence[str], columns: Columns = DIALOGUES
-) -> list[str]:
-    """For each dialogue the summary of the training dialogue with the highest TF-IDF cosine.
-
-    The first 50,000 rows of the training file are searched.
-    """
-    rows = list(islice(read_rows(train_csv, summaries=True, columns=columns), MOST_TRAINING_ROWS))
+def nearest_summaries(rows: Sequence[Row], dialogues: Sequence[str]) -> list[str]:
+    """For each dialogue the summary of the row whose dialogue has the highest TF-IDF cosine."""
     counts = [Counter(_words(row.dialogue)) for row in rows]
     documents: Counter[str] = Counter(word for count in counts for word in count)
     places = {word: column for column, word in enumerate(documents)}

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,17 @@ import numpy as np
 
 from tpukit.errors import DataError
 from tpukit.io.files import writing_errors
-from tpukit.io.tables import is_table_name, table_file, write_csv
+from tpukit.io.tables import column_place, is_table_name, open_table, table_file, write_csv
 from tpukit.tasks.summarize.baseline import (
-    MOST_TRAINING_ROWS,
     lead_line,
     nearest_summaries,
+    training_rows,
 )
 from tpukit.tasks.summarize.data.buckets import Bucketing
-from tpukit.tasks.summarize.data.dataset import as_sample
+from tpukit.tasks.summarize.data.dataset import as_sample, split_indices
 from tpukit.tasks.summarize.data.prompt import Example
-from tpukit.tasks.summarize.data.rows import DIALOGUES, Columns, Row, read_rows
-from tpukit.tasks.summarize.data.token_cache import SampleSizes
+from tpukit.tasks.summarize.data.rows import DIALOGUES, Columns, Row, read_rows, training_file
+from tpukit.tasks.summarize.data.token_cache import SampleSizes, encoded_chunks, file_digest
 from tpukit.tasks.summarize.generation.decoding import Decoding
 from tpukit.tasks.summarize.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.tasks.summarize.metrics import KINDS, exact_match, rouge_scores
@@ -62,14 +62,21 @@ def evaluate_run(
     """The JSON fields of `test`; every rank gets the same.
 
     The data are a CSV file with summaries, or a folder with test.csv and test_references.csv; the
-    folder it was trained from, if none is named.
+    folder it was trained from, if none is named. `valid`: the rows held out of training.
     """
     assert request.run is not None, "summaries have no checkpoint files of other code"
-    named = request.data_path or (Path(request.data) if request.data else None)
-    source = named or Path(trained.config.data_path)
-    rows = request.chosen(read_references(source, trained.config.style.columns))
+    home = request.data_path or Path(trained.config.data_path)
+    held_out: frozenset[int] = frozenset()
+    if request.data == "valid":
+        source = Path(request.named("valid"))
+        learned = request.run.checkpoint.state.identity.get("data")
+        rows, held_out = validation_rows(trained, training_file(home), learned, log)
+    else:
+        source = Path(request.data) if request.data and not request.data_path else home
+        rows = read_references(source, trained.config.style.columns)
+    rows = request.chosen(rows)
     too_long = trained.config.style.too_long(trained.formats.block_size)
-    metrics, scored, skipped = evaluate_summaries(trained, source, rows, log)
+    metrics, scored, skipped = evaluate_summaries(trained, source, rows, log, held_out)
     folder = request.folder(request.data or "")
     shown = {"best": scored[::-1][:SHOWN], "worst": scored[:SHOWN]}
     if trained.backend.is_main:
@@ -99,10 +106,16 @@ def evaluate_run(
 
 
 def evaluate_summaries(
-    trained: TrainedSummarizer, source: Path, rows: Sequence[Row], log: Log
+    trained: TrainedSummarizer,
+    source: Path,
+    rows: Sequence[Row],
+    log: Log,
+    held_out: frozenset[int] = frozenset(),
 ) -> tuple[dict[str, float], list[dict[str, Any]], int]:
     """Metrics of greedy summaries, every sample with what was written (the worst first), and the
     number of samples that are too long for the context.
+
+    held_out: numbers of rows of the training file that baselines may not use.
 
     Metrics: `loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
     better one), `_lead` and `_nearest`; `names_copied`, `unseen_names_copied`.
@@ -127,7 +140,7 @@ def evaluate_summaries(
             f"Warning: {cut_off} of {len(rows)} are cut off at max_new_tokens ({limit}) or the end"
             " of the context."
         )
-    of_rows, scores = score_rows(rows, made, trained.train_file, columns, log)
+    of_rows, scores = score_rows(rows, made, trained.train_file, columns, log, held_out)
     scored = [
         {"id": rows[i].id, "rougeL": float(scores[i]), "summary": made[i],
          "reference": rows[i].summary, "dialogue": rows[i].dialogue}
@@ -153,7 +166,15 @@ def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
     if not tests.is_file():
         raise DataError(
             f"There is no {tests}.",
-            "Give a folder with test.csv and test_references.csv, or one CSV file with summaries.",
+            "Give a folder with test.csv and test_references.csv, or one CSV file with summaries;"
+            " --data valid takes the rows held out of training.",
+        )
+    names = open_table(tests).columns
+    has_answers = columns.has_messages or column_place(names, columns.completion) is not None
+    if not references.is_file() and not has_answers:
+        raise DataError(
+            f"{tests} has no column {columns.completion!r}: its rows are to be predicted.",
+            "--data valid tests on the rows held out of training, --data FILE on others.",
         )
     if not references.is_file():
         return list(read_rows(tests, summaries=True, columns=columns))
@@ -169,20 +190,45 @@ def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
     return [replace(row, summary=summaries[row.id]) for row in rows]
 
 
+def validation_rows(
+    trained: TrainedSummarizer, train_file: Path, learned: str | None, log: Log
+) -> tuple[list[Row], frozenset[int]]:
+    """The rows that a run was validated on, and their numbers in the training file.
+
+    learned: digest of the file that the run was trained with.
+    """
+    config, columns = trained.config, trained.config.style.columns
+    if config.valid_file is not None:
+        rows = list(read_rows(Path(config.valid_file), summaries=True, columns=columns))
+        return rows, frozenset()
+    if learned not in (None, file_digest(train_file)[:16]):
+        log(f"warning: {train_file} is not the file that the run was trained with: it may have"
+            " learned some of the rows that it is tested on.")  # fmt: skip
+    rows = list(read_rows(train_file, summaries=True, columns=columns))
+    # Rows that are too long are in no part.
+    examples = chain.from_iterable(encoded_chunks(rows, trained.formats))
+    rows = [row for row, example in zip(rows, examples, strict=True) if example is not None]
+    chosen = split_indices(len(rows), config.valid_fraction, config.split_seed)[1]
+    if not len(chosen):
+        raise DataError("the data has no validation rows.", "Name others: --data FILE")
+    rows = [rows[index] for index in chosen]
+    return rows, frozenset(row.number for row in rows)
+
+
 # -- scores --------------------------------------------------------------------------------------
 def score_rows(
-    rows: Sequence[Row], made: Sequence[str], train_csv: Path, columns: Columns, log: Log
-) -> tuple[dict[str, float], Array]:
+    rows: Sequence[Row], made: Sequence[str], train_csv: Path, columns: Columns, log: Log,
+    held_out: frozenset[int] = frozenset(),
+) -> tuple[dict[str, float], Array]:  # fmt: skip
     """ROUGE of the summaries with intervals, and of the baselines beside them; each ROUGE-L."""
+    known = training_rows(train_csv, columns, held_out) if train_csv.is_file() else []
     references = [row.summary for row in rows]
     dialogues = [row.dialogue for row in rows]
     scores = rouge_scores(references, made)
     asked = [json.loads(d)[-1]["content"] for d in dialogues] if columns.has_messages else dialogues
     baselines = {"lead": rouge_scores(references, [lead_line(text) for text in asked])}
-    if train_csv.is_file():
-        baselines["nearest"] = rouge_scores(
-            references, nearest_summaries(train_csv, dialogues, columns)
-        )
+    if known:
+        baselines["nearest"] = rouge_scores(references, nearest_summaries(known, dialogues))
     else:
         log(f"No nearest-summary baseline: {train_csv} is not here.")
     metrics = {"exact_match": exact_match(references, made)}
@@ -193,19 +239,13 @@ def score_rows(
         means = {name: float(values[kind].mean()) for name, values in baselines.items()}
         metrics[f"{kind}_baseline"] = max(means.values())
         metrics |= {f"{kind}_{name}": mean for name, mean in means.items()}
-    known = capitalised_words(train_csv, columns) if train_csv.is_file() else set()
+    words = {w for row in known for w in CAPITALISED.findall(f"{row.dialogue} {row.summary}")}
     copied = {
         "names_copied": names_copied(dialogues, references, made),
-        "unseen_names_copied": names_copied(dialogues, references, made, known) if known else None,
+        "unseen_names_copied": names_copied(dialogues, references, made, words) if words else None,
     }
     metrics |= {name: share for name, share in copied.items() if share is not None}
     return metrics, scores["rougeL"]
-
-
-def capitalised_words(train_csv: Path, columns: Columns) -> set[str]:
-    """The capitalised words of the training rows that baselines are searched in."""
-    rows = islice(read_rows(train_csv, summaries=True, columns=columns), MOST_TRAINING_ROWS)
-    return {word for row in rows for word in CAPITALISED.findall(f"{row.dialogue} {row.summary}")}
 
 
 def names_copied(

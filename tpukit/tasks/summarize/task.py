@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend, Batch, ModelOps
 from tpukit.io.progress import Progress
-from tpukit.io.tables import is_table_name, table_file
 from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, BucketPlan, evaluation_plan
 from tpukit.tasks.summarize.data.dataset import (
     SizedSamples,
@@ -31,6 +30,7 @@ from tpukit.tasks.summarize.data.dataset import (
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.summarize.data.packing import PackedPlan, evaluation_packs, packed_shape
 from tpukit.tasks.summarize.data.prompt import PromptFormat
+from tpukit.tasks.summarize.data.rows import training_file
 from tpukit.tasks.summarize.data.token_cache import (
     SampleSizes,
     TokenCache,
@@ -121,9 +121,7 @@ class SummarizeTask(Task):
     # -- data -------------------------------------------------------------------------------------
     @property
     def train_file(self) -> Path:
-        path = Path(self.config.data_path)
-        is_file = is_table_name(path) or path.is_file()
-        return path if is_file else table_file(path, "train")
+        return training_file(Path(self.config.data_path))
 
     @cached_property
     def tokenizer(self) -> Tokenizer | HubTokenizer:

@@ -9,7 +9,8 @@ import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.summarize.baseline import lead_line, nearest_summaries
+from tpukit.tasks.summarize.baseline import lead_line, nearest_summaries, training_rows
+from tpukit.tasks.summarize.data.rows import DIALOGUES
 from tpukit.tasks.summarize.generate import (
     GeneratedDialogues,
     dialogue_parts,
@@ -53,9 +54,9 @@ def test_the_set_is_not_too_easy(tmp_path: Path) -> None:
     tests = [make_dialogue(0, "test", index) for index in range(files.test_rows)]
     references = [sample.summary for sample in tests]
     lead = rouge_scores(references, [lead_line(sample.dialogue) for sample in tests])
-    nearest = rouge_scores(
-        references, nearest_summaries(files.train, [sample.dialogue for sample in tests])
-    )
+    rows = training_rows(files.train, DIALOGUES, {1, 2})
+    assert {row.number for row in rows} == {*range(3, len(rows) + 3)}
+    nearest = rouge_scores(references, nearest_summaries(rows, [s.dialogue for s in tests]))
     assert lead["rougeL"].mean() <= 0.30
     assert np.mean(nearest["rougeL"]) <= 0.45
 

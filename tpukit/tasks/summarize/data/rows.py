@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tpukit.errors import DataError
-from tpukit.io.tables import column_place, open_table, plain_name
+from tpukit.io.tables import column_place, is_table_name, open_table, plain_name, table_file
 
 UNREAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 """Fields of messages that chat templates write beside the content."""
@@ -81,6 +81,11 @@ def read_rows(
         raise DataError(
             f"{path} has no rows below its header.", "Give a file with at least one dialogue."
         )
+
+
+def training_file(data: Path) -> Path:
+    """The table of a data path: the file itself, or a folder's train.csv."""
+    return data if is_table_name(data) or data.is_file() else table_file(data, "train")
 
 
 def extra_columns(path: Path, columns: Columns = DIALOGUES) -> list[str]:
