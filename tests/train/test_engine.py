@@ -4,7 +4,7 @@ import math
 import random
 import time
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -14,14 +14,11 @@ from tiny_task import Rows, Tiny, Weighted
 from torch import nn
 
 from tpukit.errors import ConfigError, JobError, NonFiniteLossError, UsageError
-from tpukit.hardware.options import HardwareOptions
-from tpukit.hardware.select import open_backend
 from tpukit.io.interrupts import StopRequest
 from tpukit.train import checkpoint, plan
-from tpukit.train.checkpoint import open_checkpoint
 from tpukit.train.config import TrainConfig
 from tpukit.train.engine import Engine
-from tpukit.train.learner import build_learner, load_learner, weighted_sums
+from tpukit.train.learner import build_learner, weighted_sums
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder, open_run
@@ -406,15 +403,36 @@ def test_a_loss_that_draws_on_the_host_resumes_where_it_was(request_for):
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_a_run_that_goes_on_with_other_ranks_draws_new_numbers(request_for):
-    """Its ranks' generators are those of no rank before: the first drop-out must not come again."""
-    backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
-    request = request_for(Tiny(dropout=0.5), max_steps=3)
-    train_run(request, backend, silent)
-    checkpoint = open_checkpoint(next(request.folder.checkpoints.glob("step-*3")))
-    state = replace(checkpoint.state, random=checkpoint.state.random * 2)
-    drawn = []
-    for found in (None, replace(checkpoint, state=state), checkpoint):
-        load_learner(request.task, request.config, backend, found, request.task.datasets())
-        drawn.append(torch.rand(4))
-    assert not any(torch.equal(*pair) for pair in combinations(drawn, 2))
+def test_each_step_and_rank_draws_new_numbers_and_a_repeated_step_the_same():
+    drawn = {}
+    for rank, step in product((0, 1), (0, 1)):
+        backend = FakeBackend()
+        backend.rank = rank
+        task = Tiny(dropout=0.5)
+        learner = build_learner(task, backend, task.build_model(backend), TrainConfig())
+        learner.steps_done = step
+        for _ in range(2):
+            torch.rand(3)  # a validation, a callback
+            learner.seed_draws()
+            found = torch.rand(4)
+            assert torch.equal(drawn.setdefault((rank, step), found), found)
+    assert not any(torch.equal(*pair) for pair in combinations(drawn.values(), 2))
+
+
+class TwoRanks(FakeBackend):
+    """Rank 0 of two; `calls` lists what it gathers too."""
+
+    def __init__(self):
+        super().__init__()
+        self.world_size = 2
+
+    def all_gather_objects(self, value):
+        self.calls.append("gather")
+        return [value, value]
+
+
+def test_ranks_exchange_nothing_between_the_micro_batches_of_a_short_step(request_for):
+    backend = TwoRanks()
+    train_run(request_for(accumulate=4, max_steps=3), backend, silent)
+    steps = " ".join(backend.calls).split("micro_batch(first=True, last=False)")[2:]
+    assert len(steps) == 2 and all("gather" not in s.partition("step")[0] for s in steps)

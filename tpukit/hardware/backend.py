@@ -41,9 +41,7 @@ class BackendState(TypedDict, total=False):
     """State that a rank saves beside tensors, as JSON."""
 
     seed: int
-    """Seed to start this rank's generators with, distinct per rank; never saved."""
-    random: Mapping[str, str]
-    """States of its random generators, by device."""
+    """Seed to start this rank's generators of torch with, distinct per rank; never saved."""
     scaler: Mapping[str, float]
     """State of fp16's gradient scaler; empty without one."""
 
@@ -282,7 +280,7 @@ class ModelSteps(Protocol):
         """Ends a step of training, evaluation or generation: executes its graph, reads nothing."""
 
     def state(self) -> BackendState:
-        """This rank's generators and gradient scaler."""
+        """This rank's gradient scaler."""
 
     def load_state(self, state: BackendState) -> None:
         """Restores the parts that are given and not empty."""

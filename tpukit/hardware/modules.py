@@ -1,6 +1,5 @@
 """Modules and tensors of any backend: blocks, ties, placement, a generator's state."""
 
-import base64
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -128,13 +127,3 @@ def running_statistics(model: nn.Module) -> set[str]:
         if isinstance(module, _NormBase)
         for name in ("running_mean", "running_var")
     }
-
-
-def state_text(state: Tensor) -> str:
-    """A generator's state as text that JSON can hold."""
-    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
-
-
-def state_from_text(text: str) -> Tensor:
-    """The state again."""
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

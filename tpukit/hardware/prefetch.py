@@ -1,10 +1,11 @@
 """Batches made ahead: the number of DataLoader workers, and a thread that sends to the device."""
 
+import itertools
 import os
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from tpukit.hardware.backend import Backend
 from tpukit.hardware.detect import is_emulated
@@ -18,9 +19,6 @@ WORKERS_A_DEVICE = 4
 """Most DataLoader workers of a device that a process shares with others."""
 MOST_WORKERS = 16
 """Most DataLoader workers of a GPU's rank."""
-SECONDS_TO_END = 5.0
-"""Join timeout of the prefetch thread, in seconds."""
-_END = object()
 
 
 def loader_workers(backend: Backend, requested: int | None = None) -> int:
@@ -49,55 +47,36 @@ def workers_of_rank(world_size: int) -> int:
 def prefetch(
     loader: Iterable[Loaded], transfer: Callable[[Loaded], Sent], *, depth: int = BATCHES_AHEAD
 ) -> Iterator[Sent]:
-    """The loader's batches after `transfer`, prepared up to `depth` ahead by a thread.
+    """The loader's batches after `transfer`, which a thread makes up to `depth` ahead.
 
-    The thread ends when the iterator is exhausted, closed or collected; its errors are raised here.
+    The loader is read by the calling thread alone: what makes a batch may draw from the process's
+    generators, and so may a training step. Errors are raised where the batch would come.
     """
     # Workers are started here: the kernel ties their lives to the thread that starts them.
-    source = iter(loader)
-    ready: queue.Queue[object] = queue.Queue(depth)
-    stop = threading.Event()
-    thread = threading.Thread(
-        target=_fill, args=(source, transfer, ready, stop), name="prefetch", daemon=True
-    )
-    thread.start()
-    return _drain(ready, stop, thread)
+    return _sent(iter(loader), transfer, depth)
 
 
-def _fill(
-    source: Iterator[Loaded],
-    transfer: Callable[[Loaded], Sent],
-    ready: queue.Queue[object],
-    stop: threading.Event,
-) -> None:
-    last: object = _END
+def _sent(
+    source: Iterator[Loaded], transfer: Callable[[Loaded], Sent], depth: int
+) -> Iterator[Sent]:
+    ahead: deque[Future[Sent]] = deque()
+    ended = False
+    sender = ThreadPoolExecutor(1, "prefetch")
     try:
-        for batch in source:
-            if stop.is_set() or not _put(ready, transfer(batch), stop):
+        # The first batch does not wait for others to be made.
+        for wanted in itertools.chain(range(1, depth + 1), itertools.repeat(depth + 1)):
+            while len(ahead) < wanted and not ended:
+                try:
+                    ahead.append(sender.submit(transfer, next(source)))
+                except StopIteration:
+                    ended = True
+                except Exception as error:
+                    failed: Future[Sent] = Future()
+                    failed.set_exception(error)
+                    ahead.append(failed)
+                    ended = True
+            if not ahead:
                 return
-    except BaseException as error:
-        last = error
-    _put(ready, last, stop)
-
-
-def _put(ready: queue.Queue[object], item: object, stop: threading.Event) -> bool:
-    while not stop.is_set():
-        try:
-            ready.put(item, timeout=0.1)
-        except queue.Full:
-            continue
-        return True
-    return False
-
-
-def _drain(
-    ready: queue.Queue[object], stop: threading.Event, thread: threading.Thread
-) -> Iterator[Any]:
-    try:
-        while (item := ready.get()) is not _END:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+            yield ahead.popleft().result()
     finally:
-        stop.set()
-        thread.join(timeout=SECONDS_TO_END)
+        sender.shutdown(cancel_futures=True)

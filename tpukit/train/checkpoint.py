@@ -43,8 +43,6 @@ class TrainState:
     task: str
     identity: dict[str, Any]
     """What a resumed run must share: the task's own values and the training arithmetic."""
-    random: list[dict[str, str]] = field(default_factory=list)
-    """Random generators of each rank."""
     scaler: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     """`loss` (or another metric) and `step` of the best validation so far."""
@@ -344,6 +342,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 f"Checkpoint {path} has format {found_format!r}; this tpukit reads {FORMAT}.",
                 "Use the tpukit version that wrote it, or start anew with --no-resume.",
             )
+        body.pop("random", None)  # of earlier versions: draws are a function of seed and step
         state = TrainState(**body)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path / STATE_FILE} is damaged or missing: {error}.") from error

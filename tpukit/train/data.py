@@ -191,20 +191,15 @@ def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed, (epoch << 32) | (index & 0xFFFFFFFF)]))
 
 
-def seed_host(*key: int) -> int:
-    """Has Python's and NumPy's own generators draw what the key decides; a seed for torch's."""
-    python, numpy, of_torch = np.random.SeedSequence(key).generate_state(3).tolist()
-    random.seed(python)
-    np.random.seed(numpy)
-    return int(of_torch)
-
-
 @contextmanager
 def global_draws(*key: int) -> Iterator[None]:
     """Within the context Python's, NumPy's and torch's own generators draw what the key decides;
     after it they go on as before. Other threads must not draw meanwhile."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    torch.default_generator.manual_seed(seed_host(*key))  # not the devices'
+    python, numpy, of_torch = np.random.SeedSequence(key).generate_state(3).tolist()
+    random.seed(python)
+    np.random.seed(numpy)
+    torch.default_generator.manual_seed(of_torch)  # not the devices'
     try:
         yield
     finally:

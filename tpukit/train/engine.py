@@ -96,7 +96,7 @@ class Engine:
                     self.writer.check()
 
                 # a signal or the clock, the same decision in every rank
-                if any(self.backend.all_gather_objects(self.stop.is_set)):
+                if self._stops():
                     break
                 self.monitor.show()
             steps.close()
@@ -122,7 +122,6 @@ class Engine:
     def train_step(self, batches: list[Batch]) -> bool:
         """One optimizer step at the rate its number has; False where a request to stop dropped
         it."""
-        self.plan.seed_draws(self.step)
         started = time.monotonic()
         interrupt = self._interrupt(len(batches), started)
         with self.plan.errors_of_step(self.step + 1):
@@ -134,6 +133,12 @@ class Engine:
         self.monitor.step_done(batches)
         return True
 
+    def _stops(self) -> bool:
+        """Whether any rank is to stop; all ranks then know how long the slowest one's step took."""
+        found = self.backend.all_gather_objects((self.stop.is_set, self._step_seconds))
+        self._step_seconds = max(seconds for _, seconds in found)
+        return any(is_set for is_set, _ in found)
+
     def _interrupt(self, count: int, started: float) -> Callable[[int], bool] | None:
         """What a step of `count` micro-batches asks after each forward pass: whether to drop it.
 
@@ -141,8 +146,7 @@ class Engine:
         in every rank.
         """
         is_first = not self._stepped
-        several_ranks = self.backend.world_size > 1
-        is_long = count > 1 if several_ranks else self._step_seconds > LONG_STEP_SECONDS
+        is_long = self._step_seconds > LONG_STEP_SECONDS
         if self.backend.compiles_everything or not (is_first or is_long):
             return None
 
@@ -230,13 +234,11 @@ class Engine:
         with learner.averaged() as averaged:
             if averaged:
                 tensors["ema"] = backend.to_host(averaged, main_only=True)
-        states = backend.all_gather_objects(backend.state())
         state = TrainState(
             step=self.step,
             task=self.plan.task.name,
             identity=self.plan.identity,
-            random=[state["random"] for state in states],
-            scaler=states[0]["scaler"],
+            scaler=dict(backend.state()["scaler"]),
             optimizer=learner.optimizer_state.values(),
             best=self.best,
             since_best=self.since_best,

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from tpukit.errors import DataError, UsageError
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.train.checks import described, expect, task_mistake
-from tpukit.train.learner import BatchSums
+from tpukit.train.learner import BatchSums, seed_loss
 from tpukit.train.loader import LoaderSettings, SeeBatch, make_loader
 from tpukit.train.monitor import CompilationWatch, shapes_of
+from tpukit.train.plan import decided_before
+from tpukit.train.run_folder import RunFolder
 from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task, overrides
 from tpukit.train.weights import arguments_of
 
@@ -73,11 +75,15 @@ def rows_of_data(
     """What `forward` returns for each batch, as rows of the whole data set in its order.
 
     Each rank computes its share and gets all rows. `forward` returns arrays (rows, ...) with a
-    `mask` (rows,), or {} for every batch.
+    `mask` (rows,), or {} for every batch; what it draws is a function of seed and batch.
     """
     shares = [micro.share(backend.rank, backend.world_size) for micro in micro_batches]
     loader = make_loader(task, data, shares, loading, see)
-    parts = [forward(batch) for batch in backend.batches(loader)]
+    parts = []
+    for micro, batch in zip(micro_batches, backend.batches(loader), strict=True):
+        first = (micro.keys or (micro.filler,))[0]
+        seed_loss(backend, loading.seed, *first)
+        parts.append(forward(batch))
     if not any(parts):
         return {}
     return in_data_order(backend.all_gather_objects(parts), micro_batches)
@@ -203,12 +209,16 @@ def metrics_of_run(
     sums, watch = BatchSums(task, backend, model), CompilationWatch(backend)
     metrics: dict[str, float] = {}
     samples = 0
+    # As the run validated, that its numbers are found again.
+    of_run = request.run.train_config if request.run else {}
+    seed = int(of_run.get("global_seed", 0)) + request.seed
+    rows = request.batch_size or _rows_of_run(request, backend)
     for name, data in sets.items():
-        micro_batches = _batches(task, data, backend, request.batch_size, request.seed)
+        micro_batches = _batches(task, data, backend, rows, seed)
         if request.limit is not None:
             micro_batches = list(_alone(micro_batches, {*request.chosen(range(len(data)))}))
         samples += sum(len(micro.keys) for micro in micro_batches)
-        loading = LoaderSettings(0, request.seed)
+        loading = LoaderSettings(0, seed)
         values = metrics_of(sums, data, micro_batches, loading, watch)
         metrics |= {"_".join(filter(None, (name, k))): value for k, value in values.items()}
     for warning in sums.inputs.warnings():
@@ -235,6 +245,14 @@ def _batches(
     rows = rows or ROWS_PER_DEVICE * backend.devices
     settings = PlanSettings(rows, rows, backend.devices, seed, compiles=backend.compiles)
     return list(task.evaluation_batches(data, settings))
+
+
+def _rows_of_run(request: EvaluationRequest, backend: Backend) -> int | None:
+    """Rows of the run's micro-batches, where it trained on this hardware."""
+    if request.run is None:
+        return None
+    rows = decided_before(RunFolder(request.run.path), backend).get("rows_per_device")
+    return rows and rows * backend.devices
 
 
 def _with_data_path(task: Task, request: EvaluationRequest) -> Task:
@@ -279,7 +297,7 @@ def metrics_of(
     if inputs.is_mean is None and (backend.world_size > 1 or backend.compiles):
         # Elsewhere rows always divide, and another shape costs nothing.
         _look_at_loss(sums, data, micro_batches[:1], loading)
-    if inputs.means if backend.compiles else inputs.is_mean is not False:
+    if inputs.means if backend.compiles else backend.world_size == 1 or inputs.is_mean:
         # A mean would count filled rows: at most one more program for each shape.
         units = backend.devices if backend.world_size > 1 else 1
         parts = [micro.without_filled_rows(units) for micro in micro_batches]

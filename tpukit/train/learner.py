@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tpukit.errors import UsageError
-from tpukit.hardware.backend import Backend, BackendState, Batch
+from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.modules import persistent_buffers
 from tpukit.train.checkpoint import Checkpoint
 from tpukit.train.checks import check_loss
@@ -164,6 +164,7 @@ class Learner:
         optimizer: torch.optim.Optimizer,
         ema: EMA | None,
         clip_norm: float | None,
+        seed: int = 0,
     ) -> None:
         self.task = task
         self.backend = backend
@@ -181,6 +182,7 @@ class Learner:
         """Parameters and buffers that may stay so (a mask, a value that is not set yet)."""
         self.ema = ema
         self.clip_norm = clip_norm or None
+        self.seed = seed
         self.steps_done = 0
         self._interrupt: Callable[[int], bool] | None = None
         self._names: list[str] = []
@@ -211,6 +213,7 @@ class Learner:
         self._interrupt = interrupt
         if self.ema:
             self.ema.follow()
+        self.seed_draws()
         weight = self.ema.schedule.weight(self.steps_done + 1) if self.ema else 0.0
         with errors_named(self.optimizer):
             if not self.backend.run(self._step, batches, lr, weight):
@@ -218,6 +221,11 @@ class Learner:
         self.steps_done += 1
         self.backend.finish()
         return True
+
+    def seed_draws(self) -> None:
+        """Has the next step's passes draw what seed and step decide, whatever drew before: a
+        validation, a callback, the run that was resumed."""
+        seed_loss(self.backend, self.seed, self.steps_done)
 
     def _step(self, batches: Sequence[Batch], lr: float | Tensor, weight: float | Tensor) -> bool:
         """`train_step` at a rate, with the weight of the EMA's update."""
@@ -257,16 +265,14 @@ class Learner:
         weight = torch.where(weight == 0, float(rows), weight)
         self._unit.copy_(torch.where(self._unit == 0, weight, self._unit))
 
-    def changed_by_passes(self) -> tuple[BackendState, dict[str, Tensor]]:
-        """What a forward pass changes: random generators and buffers."""
+    def changed_by_passes(self) -> dict[str, Tensor]:
+        """What a forward pass changes: buffers."""
         buffers = self.backend.unwrap(self.model).named_buffers()
-        return self.backend.state(), {name: tensor.clone() for name, tensor in buffers}
+        return {name: tensor.clone() for name, tensor in buffers}
 
     @torch.no_grad()
-    def undo_passes(self, before: tuple[BackendState, dict[str, Tensor]]) -> None:
+    def undo_passes(self, buffers: dict[str, Tensor]) -> None:
         """Undoes the passes since `changed_by_passes` gave this."""
-        state, buffers = before
-        self.backend.load_state(state)
         for name, tensor in self.backend.unwrap(self.model).named_buffers():
             tensor.copy_(buffers[name])
         self._begin_anew()
@@ -394,13 +400,24 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed & MASK_63)
 
 
+def seed_loss(backend: Backend, *key: int) -> None:
+    """Has all generators draw what the key decides, and not what its data draw.
+
+    Python's and NumPy's draw alike in each rank, torch's another number in each.
+    """
+    python, numpy, of_torch = np.random.SeedSequence((*key, 1)).generate_state(3).tolist()
+    random.seed(python)
+    np.random.seed(numpy)
+    backend.load_state({"seed": of_torch})
+
+
 def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainConfig) -> Learner:
     """The learner of a model whose weights are loaded and which is on the CPU still."""
     prepared = backend.prepare(model)
     prepared.train()
     optimizer = build_optimizer(task, backend, prepared, config)
     ema = start_ema(config, backend.unwrap(prepared), optimizer)
-    learner = Learner(task, backend, prepared, optimizer, ema, config.clip_norm)
+    learner = Learner(task, backend, prepared, optimizer, ema, config.clip_norm, config.global_seed)
     # What was just made must not become part of the first step's graph.
     backend.finish()
     return learner
@@ -427,9 +444,6 @@ def load_learner(
     start = _not_finite(model) if checkpoint is None and data is not None else []
     learner = build_learner(task, backend, model, config)
     learner.not_finite_at_start = start if checkpoint is None else checkpoint.state.not_finite
-    # From the step on as well: a run that goes on with other ranks must not draw the same again.
-    steps_done = 0 if checkpoint is None else checkpoint.state.step
-    backend.load_state({"seed": (config.global_seed + steps_done) % 2**64})
     if checkpoint is None:
         return learner
     tensors = checkpoint.tensors("optimizer")
@@ -439,8 +453,6 @@ def load_learner(
         kept = {**checkpoint.tensors("model"), **checkpoint.tensors("ema")}
         backend.load(learner.ema.weights, kept)
     backend.load({"window": learner.window}, {"window": torch.tensor(checkpoint.state.window)})
-    learner.steps_done = steps_done
+    learner.steps_done = checkpoint.state.step
     backend.load_state({"scaler": checkpoint.state.scaler})
-    if len(checkpoint.state.random) == backend.world_size:
-        backend.load_state({"random": checkpoint.state.random[backend.rank]})
     return learner

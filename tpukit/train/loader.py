@@ -6,11 +6,10 @@ import itertools
 import math
 import pickle
 import random
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -70,10 +69,8 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
     def __getitem__(self, micro: MicroBatch) -> Batch | TpukitError:
         first = (micro.keys or (micro.filler,))[0]
         is_worker = get_worker_info() is not None
-        # Beside the thread that trains, its draws would be taken back.
-        alone = is_worker or threading.current_thread() is threading.main_thread()
         try:
-            with global_draws(self.seed, first.epoch, first.sample) if alone else nullcontext():
+            with global_draws(self.seed, first.epoch, first.sample):
                 batch = self.batch(micro)
             if is_worker:
                 put_in_shared_memory(batch.values())

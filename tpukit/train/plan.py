@@ -22,7 +22,7 @@ from tpukit.train.batch_size import (
 )
 from tpukit.train.checks import check_batch_plan, expect, sample_count
 from tpukit.train.config import ARITHMETIC, TrainConfig
-from tpukit.train.data import is_stream, seed_host
+from tpukit.train.data import is_stream
 from tpukit.train.loader import (
     LoaderSettings,
     PlannedMicroBatches,
@@ -131,10 +131,6 @@ class RunPlan:
             )
         return rate
 
-    def seed_draws(self, step: int) -> None:
-        """Seeds what a loss may draw from (mixup), alike in each rank; a checkpoint has torch's."""
-        seed_host(self.settings.seed, step)
-
     @staticmethod
     @contextmanager
     def errors_of_step(number: int) -> Iterator[None]:
@@ -187,7 +183,7 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
 
     before: dict[str, Any] = {}
     if resumes:
-        before = backend.all_gather_objects(_decided_before(request.folder, backend))[0]
+        before = backend.all_gather_objects(decided_before(request.folder, backend))[0]
     split = _split(request, backend, before.get("accumulate"))
     # Before this process computes a gradient: where it has GPUs, a fork of it could not then.
     operations = sample_operations(split, task, config, backend, examples, request.predict_costs)
@@ -240,7 +236,7 @@ def _split(request: TrainingRequest, backend: Backend, before: int | None) -> Ba
     return split_batch(config.global_batch_size, backend.devices, config.accumulate, most)
 
 
-def _decided_before(folder: RunFolder, backend: Backend) -> dict[str, Any]:
+def decided_before(folder: RunFolder, backend: Backend) -> dict[str, Any]:
     """What the run so far decided, where it ran on this kind and number of devices."""
     try:
         decided: dict[str, Any] = read_config(folder).get("decided", {})

@@ -21,13 +21,13 @@ LEAST_COSINE = 0.99
 
 
 def compare_bf16(learner: Learner, plan: RunPlan) -> str:
-    """The comparison in words, on the next training batch; random state, weights and buffers are
-    kept."""
+    """The comparison in words, on the next training batch; weights and buffers are kept."""
     backend, step = learner.backend, learner.steps_done
     before = learner.changed_by_passes()
     [batch, *_] = next(plan.step_batches(backend, step, step + 1).read())
     results = {}
     for precision in ("fp32", "bf16"):
+        learner.seed_draws()
         results[precision] = _loss_and_gradient(learner, batch, precision)
         learner.undo_passes(before)
     (exact, gradient), (rough, found) = results["fp32"], results["bf16"]

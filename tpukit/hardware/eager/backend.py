@@ -293,13 +293,11 @@ class EagerBackend(TorchOps):
 
     # -- state, memory, compilation ---------------------------------------------------------------
     def state(self) -> BackendState:
-        return {"random": self.eager.random_state(), "scaler": self.update.state()}
+        return {"scaler": self.update.state()}
 
     def load_state(self, state: BackendState) -> None:
         if "seed" in state:
             torch.manual_seed((state["seed"] + 1_000_003 * self.rank) % 2**63)
-        if random := state.get("random"):
-            self.eager.set_random_state(random)
         if scaler := state.get("scaler"):
             self.update.set_state(scaler)
 

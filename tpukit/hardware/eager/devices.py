@@ -27,7 +27,6 @@ from tpukit.hardware.memory import (
     reserve_bytes,
     resident_bytes,
 )
-from tpukit.hardware.modules import state_from_text, state_text
 from tpukit.hardware.options import Precision
 from tpukit.hardware.prefetch import prefetch
 
@@ -82,17 +81,6 @@ class EagerDevice:
 
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
         return meter_device_memory(self.memory)
-
-    def generators(self) -> dict[str, torch.Generator]:
-        return {"cpu": torch.default_generator}
-
-    def random_state(self) -> dict[str, str]:
-        return {n: state_text(each.get_state()) for n, each in self.generators().items()}
-
-    def set_random_state(self, state: Mapping[str, str]) -> None:
-        for name, generator in self.generators().items():
-            if name in state:
-                generator.set_state(state_from_text(state[name]))
 
 
 class CpuDevice(EagerDevice):
@@ -216,10 +204,6 @@ class CudaDevice(EagerDevice):
             return int(torch.cuda.utilization(self.device))
         except Exception:  # no nvidia-ml-py, or a driver that does not report it
             return None
-
-    def generators(self) -> dict[str, torch.Generator]:
-        own: torch.Generator = torch.cuda.default_generators[self.device.index]
-        return {**super().generators(), "cuda": own}
 
 
 def _keep_convolutions_in_fp32() -> None:

@@ -123,9 +123,6 @@ class TpuDevice(EagerDevice):
         used = accelerator.memory_allocated(self.device)
         return Memory(used, accelerator.max_memory_allocated(self.device), total or None)
 
-    def generators(self) -> dict[str, torch.Generator]:
-        return {**super().generators(), "tpu": self._tpu.default_generators[0]}
-
 
 def start_torch_tpu(world_size: int) -> TpuDevice:
     """The device of this rank, after joining the others."""

@@ -47,7 +47,7 @@ from tpukit.hardware.memory import (
     meter_device_memory,
     meter_process_memory,
 )
-from tpukit.hardware.modules import has_batch_norm, move_towards, state_from_text, state_text
+from tpukit.hardware.modules import has_batch_norm, move_towards
 from tpukit.hardware.optimizers import adopt, finite_gradients, gradients_of, named_optimizer
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import prefetch
@@ -103,9 +103,6 @@ class XlaBackend(XlaOps):
         """Zeros that the last step's losses added nothing to, for the next step to add to."""
         self._ends_step = False
         """Whether the next `finish` ends an optimizer step."""
-        self._random_after_step: int | None = None
-        """The generator after the last step: each sync, that of a read too, moves it on, and a run
-        must not depend on what is read."""
 
     @property
     def is_main(self) -> bool:
@@ -180,8 +177,6 @@ class XlaBackend(XlaOps):
         self, model: nn.Module, *, first: bool, last: bool
     ) -> Iterator[Callable[[Tensor], None]]:
         if first:
-            if self._random_after_step is not None:
-                xm.set_rng_state(self._random_after_step)
             self._adds_up = not last
             self._start_gradients(model)
         yield self.backward
@@ -257,7 +252,6 @@ class XlaBackend(XlaOps):
         if not self._ends_step:
             return
         self._ends_step = False
-        self._random_after_step = xm.get_rng_state()
         if self.memory_limit is not None and self._compiled != self.compilations():
             self.memory_limit.enforce()
             self._compiled = self.compilations()
@@ -289,22 +283,13 @@ class XlaBackend(XlaOps):
 
     # -- state, memory, compilation ---------------------------------------------------------------
     def state(self) -> BackendState:
-        # The number can pass 2^63, so it is kept as text.
-        now = self._random_after_step
-        xla = str(xm.get_rng_state() if now is None else now)
-        return {"random": {"xla": xla, "cpu": state_text(torch.get_rng_state())}, "scaler": {}}
+        return {"scaler": {}}
 
     def load_state(self, state: BackendState) -> None:
         if "seed" in state:
             # One program spans all devices: its one generator serves them all.
             torch.manual_seed(state["seed"])
             xm.set_rng_state(state["seed"])
-            self._random_after_step = None
-        if random := state.get("random"):
-            if "xla" in random:  # the state of another device has none
-                self._random_after_step = int(random["xla"])
-                xm.set_rng_state(self._random_after_step)
-            torch.set_rng_state(state_from_text(random["cpu"]))
 
     def usage(self) -> DeviceUsage:
         memory = self._memory()
