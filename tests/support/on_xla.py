@@ -86,14 +86,12 @@ def out_of_memory(kind):
 
 
 def generators():
-    """Dropout after the generators were restored, and before."""
-    backend = opened()
-    backend.load_state({"seed": 2**62 + 5})
-    first = dropout(backend)
-    state = backend.state()
-    second = dropout(backend)
-    backend.load_state(json.loads(json.dumps(state)))
-    return {"first": first, "second": second, "again": dropout(backend)}
+    """Dropout with a seed, with another, and with the first one again."""
+    backend, drawn = opened(), []
+    for seed in (2**32 - 1, 5, 2**32 - 1):
+        backend.load_state({"seed": seed})
+        drawn.append(dropout(backend))
+    return dict(zip(("first", "second", "again"), drawn, strict=True))
 
 
 def dropout(backend):
