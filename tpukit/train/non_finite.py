@@ -164,6 +164,6 @@ def _makes_bad_step(
         raise failed
     learner.backend.load(learner.model_tensors(), weights)
     learner.forget_bad_step()
-    plan.seed_draws(number - 1)
+    learner.steps_done = number - 1  # its draws
     learner.train_step([*learner.backend.batches(host)], plan.rate(number - 1))  # type: ignore[arg-type]
     return learner.bad_step() is not None
