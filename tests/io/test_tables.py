@@ -118,7 +118,7 @@ REFUSED = {
     "cyrillic.csv": ("id,text,label\n1,привет,b\n".encode("cp1251"), "line 2: byte 0xef"),
     "nul.csv": (b"id,text,label\n1,\0,b\n", "not a CSV or JSON file: NUL in line 2"),
     "cut.csv.gz": (gzip.compress(as_csv().encode())[:-9], "damaged, or packed otherwise"),
-    "several.zip": (packed("id\n", "a.csv", "b.csv"), r"packs 2 files .a.csv, b.csv."),
+    "several.zip": (packed("id\n", "a.csv", "b.csv"), r"packs 2 files .'a.csv', 'b.csv'."),
     "nothing.csv": (b"\xef\xbb\xbf\n", "is empty"),
     "sheet.xlsx": (b"", "[.]xlsx is not read"),
     "columns.parquet": (b"PAR1", "[.]parquet is not read"),

@@ -251,7 +251,7 @@ def _only_member(path: Path) -> IO[bytes]:
     names = [name for name in names if not name.startswith(("__MACOSX/", "."))]
     if len(names) != 1:
         raise DataError(
-            f"{path} packs {len(names)} files ({', '.join(names[:3])}); a table is one.",
+            f"{path} packs {len(names)} files ({', '.join(map(repr, names[:3]))}); a table is one.",
             "Unpack it, and name one of them.",
         )
     return archive.open(names[0])

@@ -66,6 +66,11 @@ def test_a_training_file_with(train, name: str) -> None:  # type: ignore[no-unty
     assert len([line for line in told.splitlines() if line.startswith(("Error", "  "))]) <= 2
 
 
+def test_a_training_file_as_a_spreadsheet_saves_it(train) -> None:  # type: ignore[no-untyped-def]
+    code, told = train(GOOD.decode().replace("id,d", "id, d").replace(",", ";").encode("utf-16"))
+    assert code == 0, told
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

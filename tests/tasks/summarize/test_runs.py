@@ -227,6 +227,16 @@ def test_evaluation_reports_scores_intervals_and_baselines(place, whole, monkeyp
     assert len(rows_of(whole / "test" / "predictions.csv")) == told["samples"]
 
 
+def test_a_test_file_as_pandas_writes_it_is_its_rows(place, whole, tmp_path):  # type: ignore[no-untyped-def]
+    """`to_json()`: an object of columns, each an object of values by row."""
+    rows = rows_of(place / "data" / "test.csv")
+    columns = {name: {str(i): row[name] for i, row in enumerate(rows)} for name in rows[0]}
+    (tmp_path / "test.json").write_text(json.dumps(columns))
+    for number, file in enumerate((tmp_path / "test.json", place / "data" / "test.csv")):
+        here(place, *predict_command(place, "whole", f"as{number}.csv", "--test-csv", file))
+    assert (place / "as0.csv").read_bytes() == (place / "as1.csv").read_bytes()
+
+
 def test_the_rows_held_out_of_training_are_tested_on(place, whole, tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
     """A competition's test.csv has no summaries."""
     told: dict = {}
