@@ -4,31 +4,22 @@ Separators, encodings and archives are detected from the content. Names of colum
 Unicode's normal form C and without blanks around. Each mistake names file, row and column.
 """
 
-import bz2
-import codecs
 import contextlib
 import csv
 import difflib
-import functools
-import gzip
 import io
 import itertools
-import json
-import lzma
-import math
 import re
-import sys
 import unicodedata
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from tpukit.errors import DataError
-from tpukit.io.files import replacing, require_regular
-from tpukit.io.process import is_first_rank
+from tpukit.io.files import replacing
+from tpukit.io.json_records import json_records
+from tpukit.io.text_files import open_text
 
 FORMS = (".csv", ".jsonl", ".json", ".tsv", ".ndjson")
 SUFFIXES = tuple(form + packed for packed in ("", ".gz", ".zip", ".bz2", ".xz") for form in FORMS)
@@ -45,16 +36,6 @@ LARGEST_FIELD = 64 * 2**20
 """Characters of the largest field."""
 SNIFFED_CHARACTERS, SNIFFED_RECORDS = 2**20, 50
 """What the separator is detected from."""
-CHUNK_BYTES = 2**20
-MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
-)  # fmt: skip
-"""Byte order marks, the longest first."""
-DAMAGED = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, RuntimeError)
-"""What unpacking raises beside OSError; RuntimeError where a password or a method is missing."""
-_AS_RECORDS = "Write one object a line, or an array of them: pandas' to_json(orient='records')."
 
 
 class Record(NamedTuple):
@@ -221,100 +202,9 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The header, then each row, with the line it starts on; blank lines are left out."""
     if hint := OTHER_FILES.get(path.suffix):
         raise DataError(f"{path}: {path.suffix} is not read.", hint)
-    try:
-        with _unpacked(path) as file, io.TextIOWrapper(file, _encoding(path), newline="") as text:
-            is_json = re.search(r"\.(json|jsonl|ndjson)\b", path.name.lower())
-            yield from (_json_records if is_json else _csv_records)(path, text)
-    except OSError as error:
-        raise DataError(
-            f"Cannot read {path}: {error.strerror or error}.", "Expected a CSV or JSON file."
-        ) from error
-    except DAMAGED as error:
-        raise DataError(f"{path}: damaged, or packed otherwise ({error}).", "Unpack it.") from error
-
-
-# -- bytes and characters ------------------------------------------------------------------------
-def _unpacked(path: Path) -> IO[bytes]:
-    """The content of a file, or of the one file that it packs."""
-    with require_regular(path).open("rb") as file:
-        head = file.read(6)
-    openers: Mapping[bytes, Callable[[Path], Any]] = {
-        b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open, b"PK\3\4": _only_member,
-    }  # fmt: skip
-    opened = next((opener for mark, opener in openers.items() if head.startswith(mark)), None)
-    return path.open("rb") if opened is None else opened(path)
-
-
-def _only_member(path: Path) -> IO[bytes]:
-    archive = zipfile.ZipFile(path)
-    names = [name for name in archive.namelist() if not name.endswith("/")]
-    names = [name for name in names if not name.startswith(("__MACOSX/", "."))]
-    if len(names) != 1:
-        raise DataError(
-            f"{path} packs {len(names)} files ({', '.join(map(repr, names[:3]))}); a table is one.",
-            "Unpack it, and name one of them.",
-        )
-    return archive.open(names[0])
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with _unpacked(path) as file:
-        yield from iter(lambda: file.read(CHUNK_BYTES), b"")
-
-
-def _encoding(path: Path) -> str:
-    """The encoding of the whole file. Raises DataError at the first byte that is invalid."""
-    head = next(_chunks(path), b"")
-    encoding = next((name for mark, name in MARKS if head.startswith(mark)), _unmarked(head))
-    decoder, lines = codecs.getincrementaldecoder(encoding)(), 1
-    for chunk in itertools.chain(_chunks(path), [b""]):
-        try:
-            text = decoder.decode(chunk, final=not chunk)
-        except UnicodeDecodeError as error:
-            if encoding == "utf-8" and _is_western(path):
-                _say(f"{path} is not UTF-8: it is read as cp1252, the encoding of Windows.")
-                return "cp1252"
-            if b"\0" in head:
-                raise DataError(f"{path}: not a CSV or JSON file.", "Name a table.") from error
-            raise DataError(
-                f"{path}, line {lines + error.object.count(10, 0, error.start)}: byte"
-                f" 0x{error.object[error.start]:02x} is not {encoding.upper()}.",
-                "Save the file as UTF-8.",
-            ) from error
-        if "\0" in text:
-            line = lines + text.count("\n", 0, text.index("\0"))
-            raise DataError(f"{path}: not a CSV or JSON file: NUL in line {line}.", "Name a table.")
-        lines += text.count("\n")
-    return encoding
-
-
-def _unmarked(head: bytes) -> str:
-    """UTF-8, or UTF-16 where every other byte of a file without a mark is 0."""
-    pairs = len(head) // 2
-    zeros = head[: 2 * pairs : 2].count(0), head[1 : 2 * pairs : 2].count(0)
-    if max(zeros) * 2 <= pairs or min(zeros) * 10 > pairs:
-        return "utf-8"
-    return "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
-
-
-def _is_western(path: Path) -> bool:
-    """Whether what is not UTF-8 is cp1252: some letters with accents, and nothing of UTF-8.
-
-    Damaged UTF-8 has whole characters as well; other encodings have long runs of such bytes.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-    return not any(
-        re.search(rb"[\x80-\xff]{5}|[\x00-\x08\x0e-\x1f\x81\x8d\x8f\x90\x9d]", chunk)
-        or re.search("[^\\x00-\\x7f\udc80-\udcff]", decoder.decode(chunk))
-        for chunk in _chunks(path)
-    )
-
-
-@functools.cache
-def _say(remark: str) -> None:
-    """Prints a remark once."""
-    if is_first_rank():
-        print(remark, file=sys.stderr, flush=True)
+    is_json = re.search(r"\.(json|jsonl|ndjson)\b", path.name.lower())
+    with open_text(path) as text:
+        yield from (json_records if is_json else _csv_records)(path, text)
 
 
 # -- CSV -----------------------------------------------------------------------------------------
@@ -361,125 +251,3 @@ def _separator(start: str) -> str:
 
     best = max(SEPARATORS, key=agreement)
     return best if agreement(best)[0] else ","
-
-
-# -- JSON ----------------------------------------------------------------------------------------
-def _json_records(path: Path, text: TextIO) -> Iterator[tuple[int, list[str]]]:
-    """JSON objects as records: the header is the names of the first."""
-    header: list[str] = []
-    for where, line, values in _json_objects(path, text):
-        if not header:
-            header = list(values)
-            yield 1, header
-        if values.keys() != set(header):
-            raise DataError(
-                f"{where} has {', '.join(values) or 'nothing'}; the first has {', '.join(header)}.",
-                "Every object needs the same names.",
-            )
-        yield line, [_as_text(where, name, values[name]) for name in header]
-
-
-def _json_objects(path: Path, text: TextIO) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """The objects of a file, one a line or all in one value: where, the line or 0, the object."""
-    lines = ((number, line) for number, line in enumerate(text, 1) if line.strip())
-    first, second = next(lines, None), next(lines, None)
-    if first is None:
-        return
-    whole = second is None
-    if second is not None and ".json" in path.suffixes:
-        try:
-            whole = not isinstance(json.loads(first[1]), dict | list)
-        except ValueError:
-            whole = True
-    if whole:
-        rest = "" if second is None else second[1] + "".join(line for _, line in lines)
-        value = _parsed(f"{path}", first[1] + rest)
-        for item, row in enumerate(_rows_of(path, value), 1):
-            begun = first[0] if row is value else 0
-            where = f"{path}, line {begun}" if begun else f"{path}, item {item}"
-            yield where, begun, _object(where, row)
-        return
-    for number, written in itertools.chain(filter(None, [first, second]), lines):
-        where = f"{path}, line {number}"
-        yield where, number, _object(where, _parsed(where, written))
-
-
-def _rows_of(path: Path, value: Any) -> Sequence[Any]:
-    """The objects of an array, or of one of the forms in which pandas writes a table."""
-    if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
-        raise DataError(f"{path}: rows without names of columns (orient='values').", _AS_RECORDS)
-    if isinstance(value, list):
-        return value
-    if not isinstance(value, dict) or not value:
-        return [value]
-    parts = list(value.values())
-    if all(isinstance(part, dict) for part in parts):
-        return _rows_of_objects(path, value)
-    if value.keys() == {"schema", "data"}:
-        return [{n: row[n] for n in row if n != "index"} for row in value["data"]]
-    columns, rows = list(value), None
-    if {"columns", "data"} <= value.keys() <= {"columns", "index", "data"}:
-        columns, rows = value["columns"], value["data"]
-    elif len(parts) > 1 and all(isinstance(part, list) and _is_flat(part) for part in parts):
-        rows = itertools.zip_longest(*parts, fillvalue=())
-    try:
-        named = [dict(zip(map(str, columns), row, strict=True)) for row in rows or ()]
-    except (TypeError, ValueError):
-        named = [{"": ()}]
-    if any(() in row.values() for row in named):
-        raise DataError(f"{path}: rows of other lengths than the columns.", _AS_RECORDS)
-    return [value] if rows is None else named
-
-
-def _is_flat(values: list[Any]) -> bool:
-    return not any(isinstance(value, dict | list) for value in values)
-
-
-def _rows_of_objects(path: Path, value: dict[str, dict[str, Any]]) -> Sequence[Any]:
-    """Columns by name of rows by number, or rows by number of columns by name."""
-    inner = list(next(iter(value.values())))
-    by_number = all(map(str.isdecimal, value)), all(map(str.isdecimal, inner))
-    if by_number == (True, False):
-        return list(value.values())
-    if by_number == (False, True) and all(column.keys() == {*inner} for column in value.values()):
-        return [{name: column[row] for name, column in value.items()} for row in inner]
-    raise DataError(
-        f"{path}: objects in an object, and which are rows and which columns is not clear"
-        f" ({', '.join(list(value)[:3])} of {', '.join(inner[:3])}).",
-        _AS_RECORDS,
-    )
-
-
-def _as_text(where: str, column: str, value: Any) -> str:
-    """A value as a field of CSV has it: null and NaN are empty."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}, column {column!r}: \\u{ord(text[error.start]):04x} alone is not UTF-8.",
-            "It is half of a character: write the whole one.",
-        ) from error
-    return text
-
-
-def _parsed(where: str, text: str) -> Any:
-    try:
-        return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_once_each)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error}).", _AS_RECORDS) from error
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError(f"a name of {', '.join(list(found)[:3])} is there twice")
-    return found
-
-
-def _object(where: str, values: Any) -> dict[str, Any]:
-    if not isinstance(values, dict):
-        raise DataError(f"{where}: a {type(values).__name__}.", _AS_RECORDS)
-    return values
