@@ -41,7 +41,7 @@ SESSION = (
     Step("tpukit probe-batch --task images --set model=vit_base_patch16_224 --target v5e-1"
          " --start 32", begin="images on"),
     Step("tpukit data images --out shapes", begin="3,200"),
-    Step("tpukit train --task images --preset quick --data-path shapes --max-time 60s", 3, 4),
+    Step("tpukit train --preset quick --data-path shapes --max-time 60s", 4, 4),
     Step("tpukit test --run results/images"),
 )  # fmt: skip
 

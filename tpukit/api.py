@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from tpukit.commands.options.option_sets import PARSERS
-from tpukit.commands.options.own_options import DECLARED, DEFAULT_TASKS
+from tpukit.commands.options.own_options import DECLARED, DEFAULT_TASK
 from tpukit.commands.options.training import (
     GivenSettings,
     SettingSources,
@@ -129,7 +129,7 @@ def evaluate(
     if run is not None:
         trained = _open(run, task, settings, log)
     else:
-        chosen = task or DEFAULT_TASKS["test"]
+        chosen = task or DEFAULT_TASK
         trained = open_checkpoint_file(Path(checkpoint or ""), chosen, settings or {})
     with _failures_named():
         _refuse_unknown(options, "test", trained, EvaluationOptions)

@@ -37,8 +37,8 @@ def predict(
     run: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Run folder (out-summarization), its own options in --help; several are averaged"
-            " (images)."
+            help="Run folder (default: the one run here), its own options in --help; several are"
+            " averaged (images)."
         ),
     ] = None,
     task: TaskOptions,
@@ -60,7 +60,7 @@ def predict(
     settings = parse_settings(task.settings or [])
     trained, *others = (
         open_trained(path, output.text, task.task, settings)
-        for path in run or [default_run("predict")]
+        for path in run or [default_run(task.task)]
     )
     use_in_all_ranks(trained, prediction(trained, given, own, others), chosen, kind, output)
 

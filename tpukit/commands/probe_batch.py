@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
-from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption
+from tpukit.commands.options.own_options import TaskOption
 from tpukit.commands.options.training import SourceOptions, read_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.reports.batch import comparison
+from tpukit.commands.running import chosen_task
 from tpukit.commands.sizing import check_search, early_child, size_batch, size_model, task_source
 from tpukit.errors import ConfigError, OutOfMemoryError
 from tpukit.hardware.options import HardwareOptions
@@ -58,7 +59,7 @@ def probe_batch(
     own: OwnOptions,
     places: Annotated[ProbedPlaces, options_of(ProbedPlaces, {HARDWARE: ("target", "compare")})],
     bare: Annotated[OwnModel, options_of(OwnModel, {OWN_MODEL: ("model", "inputs")})],
-    task: TaskOption = DEFAULT_TASKS["probe-batch"],
+    task: TaskOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -83,7 +84,8 @@ def probe_batch(
     here = targets == [None]
     kind = prepare_environment(read.hardware() if here else HardwareOptions(hw="cpu"))
     with early_child(target) as first:
-        request = None if factory else read.request(task, kind if here else None)
+        chosen = "" if factory else task or chosen_task(read, "probe-batch", output)
+        request = None if factory else read.request(chosen, kind if here else None)
         for remark in request.remarks() if request else ():
             output.text(remark)
 
@@ -116,7 +118,7 @@ def _compare(
     output.result({"compared": rows})
 
 
-def _is_factory(model: str | None, task: str, inputs: list[str] | None) -> bool:
+def _is_factory(model: str | None, task: str | None, inputs: list[str] | None) -> bool:
     """Whether `--model` names a function; raises ConfigError for mixtures."""
     if model is None or ":" not in model:
         if inputs:
@@ -125,7 +127,7 @@ def _is_factory(model: str | None, task: str, inputs: list[str] | None) -> bool:
                 "Name the function that builds it, too: --model FILE:FUNCTION.",
             )
         return False
-    if task != DEFAULT_TASKS["probe-batch"]:
+    if task is not None:
         raise ConfigError(
             f"--task {task} and --model {model} exclude each other.", "Give one of them."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpukit.commands.options.option_sets import Given, options_of
+from tpukit.commands.options.own_options import DEFAULT_TASK, task_for
 from tpukit.commands.options.training import GivenSettings
 from tpukit.commands.output import Output
 from tpukit.commands.sizing import check_search, size_batch, task_source
@@ -18,6 +20,7 @@ from tpukit.errors import HardwareError
 from tpukit.hardware.options import HardwareOptions, Kind
 from tpukit.hardware.select import opened_backend, prepare_environment, rank_count
 from tpukit.io.lock import wait_for_ending_owner
+from tpukit.io.process import is_first_rank
 from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import build
 
@@ -28,6 +31,21 @@ if TYPE_CHECKING:
     from tpukit.registry.trained import TrainedTask
 
     Use = Callable[[nn.Module, Backend, Callable[[str], None]], Mapping[str, Any]]
+
+
+def chosen_task(settings: GivenSettings, command: str, output: Output) -> str:
+    """The task that a command without --task is about, said in a line unless it is the default.
+
+    Raises ConfigError for a data path whose task is not clear.
+    """
+    from tpukit.hardware.launch.launcher import STATUS_VARIABLE
+
+    says = is_first_rank() and STATUS_VARIABLE not in os.environ  # else its launcher does
+    given = settings.train.get("data_path") or settings.file.train.get("data_path")
+    found = task_for(given, command)
+    if says and found.reason and (given or found.task != DEFAULT_TASK):
+        output.text(f"Task: {found.task}, by {found.reason} (--task chooses another)")
+    return found.task
 
 
 def run_training(

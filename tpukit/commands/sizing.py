@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpukit.commands.options.option_sets import read_value
-from tpukit.commands.options.own_options import DEFAULT_TASKS, command_of
+from tpukit.commands.options.own_options import DEFAULT_TASK, command_of, task_for
 from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings, task_defaults
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import find_kind, settle_kernels
@@ -30,16 +30,26 @@ if TYPE_CHECKING:
 
 def training_command(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
     """The training command with the recommended batch."""
-    command = command_of(request.spec)
+    command, repeated = (
+        command_of(request.spec),
+        settings_to_repeat(request, global_batch, accumulate),
+    )
     words = ["tpukit", command]
-    if request.spec != DEFAULT_TASKS[command]:
+    if command == "train" and not _is_default(request.spec, repeated.get("data_path")):
         words += ["--task", request.spec]
     for name, value in request.task_settings.items():
         # Of a path the option alone makes one again.
         words += [flag(name), str(value)] if isinstance(value, Path) else _set(name, value)
-    for name, value in settings_to_repeat(request, global_batch, accumulate).items():
+    for name, value in repeated.items():
         words += _words(name, value)
     return shlex.join(words)
+
+
+def _is_default(task: str, data_path: str | None) -> bool:
+    """Whether `train` takes the task with this data path by itself."""
+    with suppress(ConfigError):
+        return task == DEFAULT_TASK == task_for(data_path, "train").task
+    return False
 
 
 def _words(name: str, value: Any) -> list[str]:

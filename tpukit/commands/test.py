@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
-from tpukit.commands.options.own_options import DEFAULT_TASKS, build_own, default_run
+from tpukit.commands.options.own_options import DEFAULT_TASK, build_own, default_run
 from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output, plain, shown_in_cell
 from tpukit.commands.running import (
@@ -41,7 +41,8 @@ def test(
     run: Annotated[
         Path | None,
         typer.Option(
-            help="Run folder, or one checkpoint in it (results/deit); with --help, its own options."
+            help="Run folder, or one checkpoint in it (default: the one run here); with --help, its"
+            " own options."
         ),
     ] = None,
     checkpoint: Annotated[
@@ -102,8 +103,8 @@ def _open(
 
     settings = parse_settings(options.settings or [])
     if checkpoint is None:
-        return open_trained(run or default_run("test"), output.text, options.task, settings)
-    return open_checkpoint_file(checkpoint, options.task or DEFAULT_TASKS["test"], settings)
+        return open_trained(run or default_run(options.task), output.text, options.task, settings)
+    return open_checkpoint_file(checkpoint, options.task or DEFAULT_TASK, settings)
 
 
 def _export(trained: TrainedTask, folder: Path, output: Output) -> None:

@@ -1,7 +1,7 @@
 """`tpukit train`: an installed task, or one of the user's own."""
 
 from tpukit.commands.options.option_sets import OwnOptions
-from tpukit.commands.options.own_options import DEFAULT_TASKS, TaskOption
+from tpukit.commands.options.own_options import TaskOption
 from tpukit.commands.options.training import (
     PlanOption,
     SourceOptions,
@@ -9,7 +9,7 @@ from tpukit.commands.options.training import (
     read_settings,
 )
 from tpukit.commands.output import DebugOption, JsonOption, Output
-from tpukit.commands.running import run_training
+from tpukit.commands.running import chosen_task, run_training
 
 
 def train(
@@ -17,7 +17,7 @@ def train(
     sources: SourceOptions,
     own: OwnOptions,
     plan: PlanOption = None,
-    task: TaskOption = DEFAULT_TASKS["train"],
+    task: TaskOption = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -25,4 +25,5 @@ def train(
 
     The same command again resumes a run that was stopped.
     """
-    run_training(task, read_settings(training, sources, own), plan, Output(as_json=json))
+    output, settings = Output(as_json=json), read_settings(training, sources, own)
+    run_training(task or chosen_task(settings, "train", output), settings, plan, output)

@@ -173,6 +173,13 @@ class Task(ABC):
     """The same for `predict`."""
     folder: ClassVar[str | None] = None
     """The run folder where --results-dir names none; None: results/NAME."""
+    data_files: ClassVar[tuple[str, ...]] = ()
+    """Globs of names, in small letters, of files that only its data has: `--data-path` alone then
+    names an installed task."""
+    data_columns: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """The same by the columns of a table, in small letters: each entry has all of them."""
+    data_needs: ClassVar[str] = ""
+    """Its data in a few words, for the message where a data path is of no task."""
     generators: ClassVar[Mapping[str, type[Any]]] = MappingProxyType({})
     """Synthetic data sets by name: `tpukit data NAME`; see `docs/own_task.md`."""
     metric_names: ClassVar[Mapping[str, str]] = MappingProxyType({})

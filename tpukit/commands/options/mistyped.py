@@ -7,7 +7,7 @@ from typing import Any
 
 from tpukit.commands.options.own_options import (
     DECLARED,
-    DEFAULT_TASKS,
+    DEFAULT_TASK,
     command_of,
     declared_options,
     named_task,
@@ -65,5 +65,5 @@ def _way_of(command: str, task: str, option: str) -> str:
     if DECLARED[command] != "options":
         return f"Task {task} has one: give a run of it."
     own = command_of(task) if command in ("train", "summarize-train") else command
-    chosen = "" if DEFAULT_TASKS[own] == task else f" --task {task}"
+    chosen = "" if own != "train" or task == DEFAULT_TASK else f" --task {task}"
     return f"For {task}: tpukit {own}{chosen} {option}."

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import MISSING
 from itertools import pairwise
 from pathlib import Path
@@ -19,22 +20,32 @@ from tpukit.registry.declared import (
     setting_fields,
     task_of_run,
 )
-from tpukit.train.config import build
+from tpukit.registry.recognise import (
+    Recognised,
+    data_needs,
+    recognised,
+    run_folder_of,
+    runs_here,
+)
+from tpukit.train.config import TrainConfig, build
 
+DATA = TrainConfig.data_path
+SHOWN_RUNS = 8
 DECLARED = {
     "train": "options", "summarize-train": "options", "probe-batch": "options",
     "test": "test_options", "predict": "predict_options",
 }  # fmt: skip
 """Command -> what a task calls its options of it."""
-DEFAULT_TASKS = {
-    "train": "eit", "probe-batch": "eit", "test": "eit",
-    "summarize-train": "summarize", "predict": "summarize",
-}  # fmt: skip
-"""Command -> the task that it is about without `--task` and `--run`."""
+DEFAULT_TASK = "eit"
+"""The task of a command line that names neither task nor data nor run."""
+OWN_COMMANDS = {"summarize-train": "summarize"}
+"""Command -> the one task that it is about."""
 TaskOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--task", help=f"{', '.join(registered())}, or my_file.py:MyTask; with --help, its options."
+        "--task",
+        help=f"{', '.join(registered())}, or my_file.py:MyTask (default: by the data); with --help,"
+        " its options.",
     ),
 ]
 
@@ -77,26 +88,63 @@ def declared_options(command: str, task: str) -> list[OptionField]:
 
 
 def named_task(command: str, arguments: Sequence[str]) -> str:
-    """The task that a command line is about: `--task`, the run's own, the command's default."""
-    if task := value_of("--task", arguments):
+    """The task that a command line is about: `--task`, the command's, the data's, the run's."""
+    if task := value_of("--task", arguments) or OWN_COMMANDS.get(command):
         return task
-    default = DEFAULT_TASKS[command]
-    if DECLARED[command] == "options" or value_of("--checkpoint", arguments):
-        return default
-    return task_of_run(Path(value_of("--run", arguments) or default_run(command))) or default
+    with suppress(ConfigError):  # the command says it
+        if DECLARED[command] == "options":
+            return task_for(value_of("--data-path", arguments), command).task
+        if not value_of("--checkpoint", arguments):
+            run = Path(value_of("--run", arguments) or default_run(None))
+            return task_of_run(run) or DEFAULT_TASK
+    return DEFAULT_TASK
+
+
+def task_for(data_path: str | None, command: str) -> Recognised:
+    """The task of a training command without `--task`: that of the data path, or of ./data.
+
+    The reason is empty where nothing was looked at. A search for a batch needs no data: without a
+    path it looks at none. Raises ConfigError for a path whose task is not clear.
+    """
+    path = Path(data_path or DATA)
+    found = recognised(path) if data_path or command == "train" else []
+    if len(found) == 1:
+        return found[0]
+    if data_path is None or not path.exists():
+        return Recognised(DEFAULT_TASK, "")
+    fits = " and ".join(f"{task} (by {reason})" for task, reason in found)
+    raise ConfigError(
+        f"--data-path {path} is data of {fits}." if found
+        else f"--data-path {path}: the task is not clear from what it holds.",
+        f"Name it with --task. {data_needs()}.",
+        id="which-task",
+    )  # fmt: skip
 
 
 def command_of(task: str) -> str:
     """The command that trains a task: one without `--task` where there is one."""
-    trained = ("summarize-train", "train")
-    return next((c for c in trained if DEFAULT_TASKS[c] == task), "train")
+    return next((c for c, own in OWN_COMMANDS.items() if own == task), "train")
 
 
-def default_run(command: str) -> Path:
-    """The run of `test` and `predict` where none is named."""
-    source = find_source(DEFAULT_TASKS[command])
-    assert source is not None, "the default tasks are ours"
-    return Path(source.member("folder"))
+def default_run(task: str | None) -> Path:
+    """The run of `test` and `predict` where none is named: the task's own folder, or the one run
+    that there is.
+
+    Raises ConfigError where there are several.
+    """
+    if task is not None and (folder := run_folder_of(task)) is not None:
+        return folder
+    runs = runs_here()
+    if len(runs) > 1:
+        raise ConfigError(
+            f"there are {len(runs)} runs here: {', '.join(map(str, runs[:SHOWN_RUNS]))}"
+            + (", ..." if len(runs) > SHOWN_RUNS else "."),
+            "Name one with --run DIR.",
+            id="which-run",
+        )
+    own = run_folder_of(DEFAULT_TASK)
+    assert own is not None, "the default task is ours"
+    return runs[0] if runs else own
 
 
 def value_of(option: str, arguments: Sequence[str]) -> str | None:

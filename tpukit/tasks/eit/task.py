@@ -42,6 +42,8 @@ class EITTask(Task):
     options = EITConfig
     test_options = SamplingOptions
     folder = "results/deit"
+    data_files: ClassVar[tuple[str, ...]] = ("*.npz", "mean.pth")
+    data_needs: ClassVar[str] = "train/*.npz and valid/*.npz"
     generators: ClassVar[Mapping[str, type[Any]]] = {"eit": SimulatedData}
     metric_names: ClassVar[Mapping[str, str]] = {
         "correlation": "correlation ↑", "rmse": "RMSE ↓", "rmse_pooled": "RMSE, all frames ↓",

@@ -135,7 +135,7 @@ class ShapeImages:
             f"{counts['train']:,} training, {counts['valid']:,} validation and {counts['test']:,}"
             f" test images of {len(CLASSES)} classes in {out}"
         )
-        way = "tpukit train --task images --preset quick --data-path"
+        way = "tpukit train --preset quick --data-path"
         log(f"Train on them: {way} {quote(str(out))}")
         return {**counts, "classes": len(CLASSES)}
 

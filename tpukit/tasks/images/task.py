@@ -20,6 +20,11 @@ class ImagesTask(ImageTraining):
 
     name = "images"
     options = ImagesConfig
+    data_files: ClassVar[tuple[str, ...]] = (
+        "*.jpg", "*.jpeg", "*.jfif", "*.png", "*.bmp", "*.gif", "*.tif", "*.tiff", "*.webp",
+        "*.avif", "*.jp2", "*.ppm", "*.pgm",
+    )  # fmt: skip
+    data_needs: ClassVar[str] = "CLASS/*.jpg, train/CLASS/*.jpg, or train.csv beside images"
     generators: ClassVar[Mapping[str, type[Any]]] = {"images": ShapeImages}
     metric_names: ClassVar[Mapping[str, str]] = {
         "accuracy": "accuracy ↑", "top5_accuracy": "top-5 accuracy ↑",

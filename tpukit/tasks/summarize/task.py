@@ -97,6 +97,13 @@ class SummarizeTask(Task):
     options = SummarizeConfig
     predict_options = Decoding
     folder = "out-summarization"
+    data_columns: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("dialogue", "summary"), ("prompt", "completion"), ("prompt", "response"),
+        ("prompt", "answer"), ("question", "answer"), ("instruction", "output"),
+        ("instruction", "response"), ("input", "output"), ("text", "summary"), ("messages",),
+        ("conversations",),
+    )  # fmt: skip
+    data_needs: ClassVar[str] = "train.csv or train.jsonl of prompts and completions, or messages"
     generators: ClassVar[Mapping[str, type[Any]]] = {"dialogues": GeneratedDialogues}
     metric_names: ClassVar[Mapping[str, str]] = {
         "rouge1": "ROUGE-1 ↑", "rouge2": "ROUGE-2 ↑", "rougeL": "ROUGE-L ↑",
