@@ -1,11 +1,15 @@
 """The images task from the command line, on every kind of hardware that is here."""
 
 import csv
+import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 from runs import (
     VIRTUAL_TPU,
     failure,
@@ -187,7 +191,7 @@ def test_a_sample_of_one_column_has_what_its_values_are(
 
 def test_flipped_images_are_averaged(shapes, trained, tmp_path):
     """A mirrored image has the same averaged probabilities."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
     folder = tmp_path / "images"
     folder.mkdir()
@@ -204,6 +208,30 @@ def test_flipped_images_are_averaged(shapes, trained, tmp_path):
         [float(v) for v in list(row.values())[1:]] for row in csv.DictReader(out.open())
     )
     assert first == pytest.approx(second, abs=1e-5)
+
+
+def test_an_exported_readme_prepares_images_as_predict_does(trained, tmp_path, monkeypatch):
+    """An oblong image, whose middle is cut out."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "images").mkdir()
+    image = Image.fromarray(rng.integers(0, 256, (50, 90, 3), np.uint8))
+    image.save(tmp_path / "images" / "a.png")
+    out = tmp_path / "out.csv"
+    result(tpukit("predict", "--run", trained, "--hw", "cpu", "--data-path", tmp_path / "images",
+                  "--out", out, "--set", "probabilities=true", "--json"))  # fmt: skip
+    folder = tmp_path / "export"
+    result(tpukit("test", "--run", trained, "--export", folder, "--json"))
+    text = (folder / "README.md").read_text()
+    assert "short side to 32 pixels" in text and "then the middle 32 x 32" in text
+    names = {}
+    monkeypatch.chdir(folder)
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1:]:
+        exec(code, names)
+    with torch.no_grad():
+        found = names["model"](names["transform"](image)[None]).softmax(1)[0]
+    (row,) = csv.DictReader(out.open())
+    classes = json.loads((folder / "classes.json").read_text())
+    assert [float(row[name]) for name in classes] == pytest.approx(found.tolist(), abs=1e-5)
 
 
 def test_a_damaged_image_ends_the_run_with_its_name(shapes, tmp_path):

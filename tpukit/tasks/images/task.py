@@ -1,12 +1,14 @@
 """The image classification task: any timm model on folders or tables of images."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from tpukit.hardware.backend import Backend
 from tpukit.tasks.images.evaluate import Log, evaluate_classes
+from tpukit.tasks.images.export import export_classifier
 from tpukit.tasks.images.generate import ShapeImages
 from tpukit.tasks.images.predict import check_images, predict_classes
 from tpukit.tasks.images.settings import ImagesConfig
@@ -56,6 +58,12 @@ class ImagesTask(ImageTraining):
     ) -> dict[str, Any]:
         """Accuracies with intervals, a confusion matrix and the worst mistakes as pictures."""
         return evaluate_classes(self, model, backend, request, log)
+
+    def export(
+        self, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
+    ) -> list[Path]:
+        """The state dict, the classes, and a README that says how images are prepared."""
+        return export_classifier(self, weights, artifacts, folder)
 
     def check_prediction(self, request: PredictionRequest) -> None:
         check_images(self, request)
