@@ -2,12 +2,13 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
 import tifffile
 from PIL import Image
-from runs import failure, result, tpukit
+from runs import failure, metrics, result, tpukit
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.images.task import ImagesTask
@@ -143,11 +144,22 @@ def test_negative_values_are_told_apart(trained):
     # One image alone: its scale is the run's.
     for name in ("air", "fat"):
         (trained / name).mkdir()
-        (trained / "data" / "valid" / name / "0.tif").rename(trained / name / "0.tif")
+        shutil.copy(trained / "data" / "valid" / name / "0.tif", trained / name)
         tpukit("predict", "--run", "run", "--hw", "cpu", "--data-path", name, "--out", "out.csv",
                cwd=trained)  # fmt: skip
         rows = list(csv.DictReader((trained / "out.csv").open()))
         assert [row["label"] for row in rows] == [name]
+
+
+def test_two_ranks_have_one_range(trained):
+    again = train(trained, "--devices", "2", "--results-dir", "ranks", "--json")
+    assert result(again)["finished"] and again.stderr.count("Values of all") == 1
+    kept = [
+        trained / run / "checkpoints/step-00000008/value_range.json" for run in ("run", "ranks")
+    ]
+    assert kept[0].read_bytes() == kept[1].read_bytes()
+    shown = [metrics(trained / run)[-1]["valid_loss"] for run in ("run", "ranks")]
+    assert shown[0] == pytest.approx(shown[1], rel=1e-3)
 
 
 def test_files_of_another_kind_are_refused(trained):

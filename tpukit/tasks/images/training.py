@@ -17,7 +17,13 @@ from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Batch, ModelOps, ParameterGroup
 from tpukit.io.process import is_first_rank
 from tpukit.tasks.images.data import augmentation, listing
-from tpukit.tasks.images.data.depth import SHALLOW_SUFFIXES, SIXTEEN_BITS, ValueRange, range_of
+from tpukit.tasks.images.data.depth import (
+    SHALLOW_SUFFIXES,
+    SIXTEEN_BITS,
+    KeptRange,
+    ValueRange,
+    range_of,
+)
 from tpukit.tasks.images.data.files import NO_IMAGE, ImageFiles, check_headers
 from tpukit.tasks.images.metrics import chosen_metrics
 from tpukit.tasks.images.model import classifier
@@ -100,13 +106,21 @@ class ImageTraining(Task):
         )
 
     def _find_range(self, *parts: Sequence[str]) -> None:
-        """Finds damaged files, and the scale of those of more than 8 bits unless a run has one."""
-        kinds = check_headers(*parts, skip=self.config.damaged == "skip")
-        if self.config.value_range is not None or self.class_names is not None:
+        """Finds damaged files, and the scale of those of more than 8 bits unless a run has one.
+
+        The first rank looks at the files, before the others, which find what it found.
+        """
+        is_known = self.config.value_range is not None or self.class_names is not None
+        kept = KeptRange([file for part in parts for file in part])
+        if not is_first_rank() and (is_known or (found := kept.read())):
+            self.values = self.values if is_known else found
             return
-        files = (file for part in parts for file in part)
-        unread = [f for f in files if not (f in kinds or f.lower().endswith(SHALLOW_SUFFIXES))]
+        kinds = check_headers(*parts, skip=self.config.damaged == "skip")
+        if is_known:
+            return
+        unread = [f for f in kept.files if not (f in kinds or f.lower().endswith(SHALLOW_SUFFIXES))]
         self.values, line = range_of(kinds, unread)
+        kept.write(self.values)
         if line is not None and is_first_rank():
             print(line, file=sys.stderr, flush=True)
 

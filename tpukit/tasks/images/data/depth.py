@@ -71,7 +71,7 @@ class ValueRange:
         return cls(low, high)
 
     @classmethod
-    def from_json(cls, content: bytes) -> Self:
+    def from_json(cls, content: bytes | str) -> Self:
         found = json.loads(content)
         return cls(found["low"], found["high"], tuple(found["kinds"]))
 
@@ -225,6 +225,23 @@ def _extremes(files: Sequence[str], stops_at: float) -> tuple[float, float]:
         low = high = 0.0
     cache.write(key, {"low": low, "high": high})
     return low, high
+
+
+class KeptRange:
+    """The range of some files in the cache, from the first rank for the others."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self.files = files
+        self._cache = JsonCache(cache_folder() / "images", FORMAT)
+        names = os.fsencode("\n".join(files))
+        self._key = {"names": hashlib.sha256(names).hexdigest()}
+
+    def read(self) -> ValueRange | None:
+        found = self._cache.read(self._key)
+        return ValueRange.from_json(json.dumps(found)) if found else None
+
+    def write(self, values: ValueRange) -> None:
+        self._cache.write(self._key, asdict(values))
 
 
 def _extremes_of(file: str) -> tuple[float, float]:

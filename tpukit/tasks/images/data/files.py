@@ -100,7 +100,7 @@ def check_headers(
 ) -> dict[str, Kind]:
     """The kind of each file's values, by the headers of all files of a data set's parts.
 
-    Ranks but the first leave out formats of 8 bits, and what is damaged.
+    Ranks but the first leave out formats of 8 bits, and say nothing of what is damaged.
 
     skip: damaged files are one line on standard error, and an error where a part has no others.
     values: the scale that the files are for.
