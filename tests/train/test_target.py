@@ -76,7 +76,9 @@ def test_what_decides(columns, given, expected, kind, why):
     [(KINDS, {}), ({**BINARY, "Score": WHOLE}, {}), ({**BINARY, "breed": KINDS["breed"]}, {}),
      ({**ONE_EACH, "Score": [row / 7 for row in ROWS]}, {}),
      ({**KINDS, "Score": PARTS}, {"tests": ["id", "Score"]}),
-     (KINDS, {"sample": sample(id=["a"], other=[0])})],
+     (KINDS, {"sample": sample(id=["a"], other=[0])}),
+     ({"species": KINDS["breed"], "individual_id": PATIENT},
+      {"sample": sample(id=["a"], predictions=["x y"])})],
 )  # fmt: skip
 def test_what_nothing_decides_is_an_error_with_the_columns(columns, given):
     with pytest.raises(DataError, match="which column is to be predicted is not clear") as caught:

@@ -57,7 +57,7 @@ def learned_columns(
     if found is None:
         tested = {*map(plain_name, tests)}
         left = [name for name in others if name not in tested] or others
-        found = _likely({name: values[name] for name in left}, len(table.rows), classes)
+        found = _likely({name: values[name] for name in left}, len(table.rows), classes, sample)
     if found is None:
         raise DataError(
             f"{table.path}: which column is to be predicted is not clear:"
@@ -81,7 +81,10 @@ def _asked(
 
 
 def _likely(
-    values: Mapping[str, set[str]], rows: int, classes: Sequence[str] | None
+    values: Mapping[str, set[str]],
+    rows: int,
+    classes: Sequence[str] | None,
+    sample: Table | None,
 ) -> tuple[Sequence[str], str] | None:
     """The columns that their number, names or values decide."""
     if len(values) == 1:
@@ -91,7 +94,8 @@ def _likely(
             return named[:1], "its name"
     binary = [name for name in values if values[name] <= ZERO_OR_ONE.keys()]
     likely = [n for n in values if 1 < len(values[n]) < rows or _has_parts(values[n])]
-    likely = [name for name in likely if not name.lower().endswith("id")]
+    # Unless a sample asks for something else, such as whose image it is.
+    likely = [name for name in likely if sample or not name.lower().endswith("id")]
     if len(binary) > 1 and {*likely} <= {*binary}:
         return binary, "they hold 0 and 1 alone"
     if len(likely) != 1 and classes is not None:
