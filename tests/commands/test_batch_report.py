@@ -130,3 +130,12 @@ def test_of_a_batch_predicted_twice_the_last_prediction_is_shown():
     )
     rows = list(table((guessed, traced)))
     assert len(rows) == 2 and "7.00" in rows[1]
+
+
+def test_the_first_rows_of_what_was_written_are_shown(tmp_path):
+    out = tmp_path / "submission.csv"
+    out.write_text("id,summary\n" + "".join(f"{row},{'a' * 200_000}\n" for row in range(5)))
+    (table,) = result_tables({"path": str(out)})
+    assert table == [["id", "summary"], *([str(row), "a" * 80] for row in range(3))]
+    out.write_text("1,2\n3\n")  # of a user's task, and no table
+    assert [*result_tables({"path": str(out)})] == []

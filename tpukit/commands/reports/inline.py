@@ -1,6 +1,6 @@
 """Results in a notebook's cell: tables and pictures."""
 
-import csv
+import contextlib
 import html
 import io
 import itertools
@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tpukit.errors import DataError
+from tpukit.io.tables import open_table
 from tpukit.io.units import GIB, format_bytes
 from tpukit.train.report.tested import MetricCell, cell_text, metric_table
 
@@ -88,7 +90,8 @@ def result_tables(fields: Mapping[str, Any]) -> Iterator[Table]:
         yield trials_table(trials)
     path = Path(str(fields.get("path", "")))
     if path.suffix == ".csv" and path.is_file():
-        yield _first_rows(path)
+        with contextlib.suppress(DataError):
+            yield _first_rows(path)
 
 
 def _end(fields: Mapping[str, Any]) -> str:
@@ -132,9 +135,9 @@ def _text(name: str, value: Any) -> str:
 
 
 def _first_rows(path: Path) -> Table:
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        rows = itertools.islice(csv.reader(file), 1 + PREVIEWED_ROWS)
-        return [[cell[:PREVIEWED_CHARACTERS] for cell in row] for row in rows if row]
+    table = open_table(path)
+    rows = [record.fields for record in itertools.islice(table.records, PREVIEWED_ROWS)]
+    return [[cell[:PREVIEWED_CHARACTERS] for cell in row] for row in (table.columns, *rows)]
 
 
 # -- pictures ------------------------------------------------------------------------------------
