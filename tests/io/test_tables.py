@@ -59,6 +59,7 @@ READ = {
     "semicolon.csv": as_csv(delimiter=";").encode(),
     "tab.csv": as_csv(delimiter="\t").encode(),
     "tab.tsv": as_csv(delimiter="\t").encode(),
+    "declared.csv": b"sep=|\r\n" + as_csv(delimiter="|").encode("utf-8"),
     "pipe.csv": as_csv(delimiter="|").encode(),
     "mac.csv": as_csv(lineterminator="\r").encode(),
     "unix.csv": as_csv(lineterminator="\n").encode(),
@@ -110,6 +111,10 @@ REFUSED = {
     "ragged.csv": (
         b"id,text,label\n1,a,b\n2,a,b,c\n",
         r"row 2 .line 3. has 4 fields, the header 3",
+    ),
+    "ragged below a separator.csv": (
+        b"sep=;\nid;text;label\n1;a;b\n2\n",
+        "row 2 .line 4. has 1 fields",
     ),
     "bare return.csv": (b"id,text,label\n1,a\rb,c\n", r"row 1 .line 2. has 2 fields"),
     "open.csv": (b'id,text,label\n1,"a,b\n2,a,b\n', "row 1 .line 2.: a quote is opened"),

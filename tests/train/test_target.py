@@ -44,6 +44,7 @@ ONE_EACH = {name: [int(r % 3 == k) for r in ROWS] for k, name in enumerate(ANIMA
         ({**BINARY, "Score": WHOLE}, {"tests": ["id", "Subject Focus", "Eyes", "Face"]},
          ["Score"], "classes", "the only one to predict"),
         ({"Score": PARTS}, {}, ["Score"], "number", "the only one to predict"),
+        ({"Score": [f"{r},5" for r in ROWS]}, {}, ["Score"], "number", "the only one to predict"),
         ({**KINDS, "label": PARTS}, {}, ["label"], "number", "its name"),
         ({**KINDS, "Score": PARTS}, {"named": "Score"}, ["Score"], "number", "label_column"),
         (KINDS, {"named": "colour"}, ["colour"], "classes", "label_column"),

@@ -60,16 +60,16 @@ class TableStream:
 
     def places(self, names: Sequence[str], hint: str | None = None) -> dict[str, int]:
         """Name -> position of its column. Raises DataError for columns that are not there."""
-        places = {name: column_place(self.columns, name) for name in names}
-        missing = [name for name, place in places.items() if place is None]
-        if missing:
+        found = {name: column_place(self.columns, name) for name in names}
+        places = {name: place for name, place in found.items() if place is not None}
+        if missing := [name for name in names if name not in places]:
             wanted = ", ".join(map(repr, missing))
             there = ", ".join(map(repr, self.columns[:8])) + ", ..." * (len(self.columns) > 8)
             raise DataError(
                 f"{self.path} has no column {wanted}; it has {there}.",
                 hint or _similar(self.columns, names, missing),
             )
-        return {name: place for name, place in places.items() if place is not None}
+        return places
 
 
 @dataclass(frozen=True)
@@ -210,16 +210,20 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
 # -- CSV -----------------------------------------------------------------------------------------
 def _csv_records(path: Path, text: TextIO) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(LARGEST_FIELD)
-    separator = _separator(text.read(SNIFFED_CHARACTERS))
+    beginning = text.read(SNIFFED_CHARACTERS)
     text.seek(0)
+    # The line by which spreadsheets name the separator.
+    declared = re.match(r"sep=(.)\r?\n", beginning)
+    skipped = len([text.readline()] if declared else [])
+    separator = declared[1] if declared else _separator(beginning)
     reader = csv.reader(text, strict=True, delimiter=separator)
-    start, number = 1, 0
+    start, number = 1 + skipped, 0
     try:
         for fields in reader:
             if fields:
                 yield start, fields
                 number += 1
-            start = reader.line_num + 1
+            start = reader.line_num + 1 + skipped
     except csv.Error as error:
         where, cause = _where(path, number, start), str(error)
         if "unexpected end of data" in cause or "field larger" in cause:

@@ -123,9 +123,9 @@ def _kind(
 
 
 def as_number(text: str) -> float | None:
-    """The number that a field holds; None where it holds another text."""
+    """The number that a field holds, also with a comma; None where it holds another text."""
     try:
-        number = float(text)
+        number = float(text.replace(",", ".", 1))
     except ValueError:
         return None
     return number if math.isfinite(number) else None
