@@ -106,7 +106,8 @@ def test_a_file_names_the_task_too(tmp_path):
     config.write_text("data_path = 'place'\n")
     assert "Task: summarize" in here("train", "--config", config, *STOPS, cwd=tmp_path).stdout
     done = here("train", "--data-path", "nowhere", *STOPS, cwd=tmp_path)
-    assert "Task 'eit' has no setting" in done.stderr
+    assert done.returncode == 2 and "There is no data at nowhere" in done.stderr
+    assert "`tpukit data NAME --out nowhere` makes some: eit, images, dialogues" in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tpukit.commands.options.option_sets import read_value
 from tpukit.commands.options.own_options import DEFAULT_TASK, command_of, task_for
 from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings, task_defaults
-from tpukit.errors import ConfigError
+from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.select import find_kind, settle_kernels
 from tpukit.io.ranges import flag, range_problems
 from tpukit.io.toml import toml_text
@@ -47,7 +47,7 @@ def training_command(request: TrainingRequest, global_batch: int, accumulate: in
 
 def _is_default(task: str, data_path: str | None) -> bool:
     """Whether `train` takes the task with this data path by itself."""
-    with suppress(ConfigError):
+    with suppress(ConfigError, DataError):
         return task == DEFAULT_TASK == task_for(data_path, "train").task
     return False
 

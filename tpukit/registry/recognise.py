@@ -50,6 +50,12 @@ def data_needs() -> str:
     return "; ".join(f"{name}: {text}" for name, text in needs if text)
 
 
+def registered_generators() -> list[str]:
+    """The data sets that the installed tasks generate."""
+    declared = (source.member("generators") for _, source in _tasks())
+    return [name for generators in declared if isinstance(generators, dict) for name in generators]
+
+
 def _tasks() -> Iterator[tuple[str, ClassSource]]:
     for name in registered():
         if (source := find_source(name)) is not None:

@@ -1,6 +1,7 @@
 """The options that a command takes from the task that its line names."""
 
 import inspect
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import MISSING
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from tpukit.commands.options.option_sets import Given, help_text, option_parameter, with_option_sets
-from tpukit.errors import ConfigError
+from tpukit.errors import ConfigError, DataError
 from tpukit.registry.declared import (
     ClassSource,
     OptionField,
@@ -24,6 +25,7 @@ from tpukit.registry.recognise import (
     Recognised,
     data_needs,
     recognised,
+    registered_generators,
     run_folder_of,
     runs_here,
 )
@@ -91,7 +93,7 @@ def named_task(command: str, arguments: Sequence[str]) -> str:
     """The task that a command line is about: `--task`, the command's, the data's, the run's."""
     if task := value_of("--task", arguments) or OWN_COMMANDS.get(command):
         return task
-    with suppress(ConfigError):  # the command says it
+    with suppress(ConfigError, DataError):  # the command says it
         if DECLARED[command] == "options":
             return task_for(value_of("--data-path", arguments), command).task
         if not value_of("--checkpoint", arguments):
@@ -104,14 +106,22 @@ def task_for(data_path: str | None, command: str) -> Recognised:
     """The task of a training command without `--task`: that of the data path, or of ./data.
 
     The reason is empty where nothing was looked at. A search for a batch needs no data: without a
-    path it looks at none. Raises ConfigError for a path whose task is not clear.
+    path it looks at none. Raises ConfigError for a path whose task is not clear, DataError for one
+    that is not there.
     """
     path = Path(data_path or DATA)
     found = recognised(path) if data_path or command == "train" else []
     if len(found) == 1:
         return found[0]
-    if data_path is None or not path.exists():
+    if data_path is None or (command != "train" and not path.exists()):
         return Recognised(DEFAULT_TASK, "")
+    if not path.exists():
+        names = ", ".join(registered_generators())
+        raise DataError(
+            f"There is no data at {path}.",
+            f"--data-path names another folder; `tpukit data NAME --out {shlex.quote(str(path))}`"
+            f" makes some: {names}.",
+        )
     fits = " and ".join(f"{task} (by {reason})" for task, reason in found)
     raise ConfigError(
         f"--data-path {path} is data of {fits}." if found
