@@ -2,17 +2,25 @@
 
 python killed_run.py PLAN.json: a list of {"argv": [...], "ranks": N, "at": "EVENT:COUNT[:RANK]" or
 null}. A session is one process, or N ranks as torchrun starts them: when one fails the others are
-ended. With "at" a process sends itself SIGKILL at the COUNT-th EVENT. Prints the wait statuses as
-JSON: that of the killed process, else the first that is not 0.
+ended. Prints the wait statuses as JSON: that of the killed process, else the first that is not 0.
+
+With "at" a process sends itself SIGKILL at the COUNT-th EVENT. `kill-before`, `kill-within`,
+`kill-after` and the same of `fail`, which raises an OSError instead, are faults at a file operation
+of the checkpoint of a step (`kill-before@6:3`); a time limit is over at once then. `keep` ends
+nothing: COUNT checkpoints are kept.
 """
 
+import errno
 import json
 import os
 import shutil
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from forked import variables_of_ranks
 
@@ -55,6 +63,12 @@ def arm(at: str) -> None:
     from tpukit.train import checkpoint, engine, learner
 
     countdown = Countdown(at)
+    if countdown.event == "keep":
+        checkpoint.KEPT = countdown.left
+        return
+    if countdown.event.startswith(("kill-", "fail-")):
+        FileFaults(countdown, checkpoint).place()
+        return
     countdown.wrap(os, "fsync", "fsync")
     countdown.wrap(os, "rename", "rename")
     countdown.wrap(os, "rename", "renamed", after=True)
@@ -74,6 +88,81 @@ def arm(at: str) -> None:
             return original(*args, **kwargs)
 
         learner.Learner.train_step = timed
+
+
+class FileFaults:
+    """A fault before, within or after one file operation of the checkpoint of a step.
+
+    Each operation adds a line to the file `operations` of the run.
+    """
+
+    def __init__(self, countdown: Countdown, checkpoint: Any) -> None:
+        what, _, step = countdown.event.partition("@")
+        self.how, _, self.when = what.partition("-")
+        self.step = int(step)
+        self.left = countdown.left
+        self.checkpoint = checkpoint
+        self.log: Path | None = None
+
+    def place(self) -> None:
+        from tpukit.io import interrupts
+
+        for name in ("mkdir", "rename", "replace", "fsync", "unlink", "rmdir"):
+            setattr(os, name, self.watched(name, getattr(os, name)))
+        Path.write_bytes = self.watched("write", Path.write_bytes, half_written)
+        self.checkpoint.save_file = self.watched("save", self.checkpoint.save_file, half_saved)
+        writer = self.checkpoint.BackgroundWriter
+        write, record = writer._write, writer.record_best
+
+        def writing(own: Any, snapshot: Any, is_best: bool) -> None:
+            own._after = int  # the report is no part of a checkpoint
+            with self.active(own, snapshot.state.step):
+                write(own, snapshot, is_best)
+
+        def recording(own: Any, number: int, best: Any) -> None:
+            own.wait()
+            with self.active(own, number):
+                record(own, number, best)
+
+        writer._write, writer.record_best = writing, recording
+        late = property(lambda _: 0.0 if "--max-time" in sys.argv else None, lambda *_: None)
+        interrupts.StopRequest.deadline = late
+
+    @contextmanager
+    def active(self, writer: Any, step: int) -> Iterator[None]:
+        self.log = writer.folder.parent / "operations" if step == self.step else None
+        yield
+        self.log = None
+
+    def watched(self, name: str, operation: Any, half: Any = None) -> Any:
+        """The operation with the fault; half: carries a part of it out."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if self.log is None:
+                return operation(*args, **kwargs)
+            self.left -= 1
+            with self.log.open("a") as file:
+                file.write(f"{name}\n")
+            if self.left:
+                return operation(*args, **kwargs)
+            if self.when == "within" and half is not None:
+                half(operation, *args)
+            if self.when == "after":
+                operation(*args, **kwargs)
+            if self.how == "kill":
+                die()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        return called
+
+
+def half_written(write: Any, path: Path, content: bytes) -> None:
+    write(path, content[: len(content) // 2])
+
+
+def half_saved(save: Any, tensors: Any, path: Path) -> None:
+    save(tensors, path)
+    os.truncate(path, Path(path).stat().st_size // 2)
 
 
 def _cut_a_written_file(countdown: Countdown, checkpoint: object) -> None:
