@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,11 @@ from PIL import Image
 
 from tpukit.errors import DataError
 from tpukit.io.folders import JsonCache, cache_folder
-from tpukit.io.process import is_first_rank
+from tpukit.io.process import allowed_cores, is_first_rank
 from tpukit.io.progress import Progress
 
 Kind = Literal["8 bits", "16 bits", "whole numbers", "floating point"]
-Values = NDArray[np.float64]
+Values = NDArray[Any]
 KINDS: Mapping[str, Kind] = {
     "I;16": "16 bits", "I;16B": "16 bits", "I;16L": "16 bits", "I;16N": "16 bits",
     "I": "whole numbers", "F": "floating point",
@@ -45,7 +45,8 @@ HALF = 32767
 """Largest value of 15 bits."""
 MANY = 1000
 """Files from which on the progress is shown."""
-THREADS = 16
+AT_ONCE = 16
+"""Files between two looks at the progress and at what is known."""
 FORMAT = 1
 """Version of what the cache keeps."""
 HINT = "Store them alike, or give the values of black and white: --set value_range=MIN:MAX"
@@ -88,7 +89,7 @@ class ValueRange:
 
     def grey(self, values: Values) -> NDArray[np.uint8]:
         """0 to 255; values outside the range are black or white, NaN is black."""
-        scaled = (values - self.low) * (255.0 / (self.high - self.low))
+        scaled = (values.astype(np.float64) - self.low) * (255.0 / (self.high - self.low))
         return np.clip(np.nan_to_num(scaled, nan=0.0), 0, 255).astype(np.uint8)
 
 
@@ -133,7 +134,7 @@ def values_of(image: Image.Image) -> Values:
         values = values.view(np.int8)
     elif image.mode == "I" and image.format == "TIFF" and not _is_signed(image):
         values = values.view(np.uint32)  # Pillow has signed ones alone
-    return values.astype(np.float64)
+    return values
 
 
 def grey_by_itself(values: Values, kind: Kind) -> NDArray[np.uint8]:
@@ -211,11 +212,11 @@ def _extremes(files: Sequence[str], stops_at: float) -> tuple[float, float]:
     enabled = is_first_rank() and len(files) > MANY
     with (
         Progress("reading values", len(files), enabled=enabled) as progress,
-        ThreadPoolExecutor(THREADS) as threads,
+        ThreadPoolExecutor(allowed_cores()) as threads,
         large_images_meant(),
     ):
-        for start in range(0, len(files), THREADS):
-            some = files[start : start + THREADS]
+        for start in range(0, len(files), AT_ONCE):
+            some = files[start : start + AT_ONCE]
             for least, most in threads.map(_extremes_of, some):
                 low, high = min(low, least), max(high, most)
             progress.update(start + len(some))
@@ -252,8 +253,9 @@ def _extremes_of(file: str) -> tuple[float, float]:
             values = values_of(image)
     except UNREADABLE:
         return math.inf, -math.inf
-    finite = values[np.isfinite(values)]
-    return float(finite.min(initial=math.inf)), float(finite.max(initial=-math.inf))
+    if values.dtype.kind == "f":
+        values = values[np.isfinite(values)]
+    return (float(values.min()), float(values.max())) if values.size else (math.inf, -math.inf)
 
 
 def _digest(files: Sequence[str]) -> str:
