@@ -107,6 +107,16 @@ class Average(NamedTuple):
     originals: Sequence[Tensor] = ()
 
 
+class AfterStep(NamedTuple):
+    """`function(module)` once a step has moved the weights, `module` being the one behind `model`.
+
+    Every rank calls it; the ranks then have the same persistent buffers again.
+    """
+
+    model: nn.Module
+    function: Callable[[nn.Module], object]
+
+
 class ModelOps(Protocol):
     """What a model may use from the hardware it is built for; by default it is torch's own."""
 
@@ -261,14 +271,17 @@ class ModelSteps(Protocol):
         lr: float | Tensor,
         weight: Tensor,
         clip_norm: float | None = None,
-        average: Average | None = None,
+        after: AfterStep | None = None,
+        average: Callable[[], Average] | None = None,
         finite: Tensor | None = None,
     ) -> Tensor:
-        """Reduces the gradients, divides them by `weight`, clips, steps, updates the EMA weights.
+        """Reduces the gradients, divides them by `weight`, clips, steps, calls `after`, updates the
+        EMA weights.
 
         lr: the step's rate; a group's own is `lr` times its `lr_scale`.
         weight: what the sum of the step's losses is to be divided by (0-d, on the device): its
             total weight over all ranks, in the unit that the losses were divided by before.
+        average: called last, as `after` may put other tensors in the place of buffers.
         finite: on the device, an entry for each parameter in the order of the optimizer's groups:
             becomes 0 where a gradient was not finite, else 1.
 

@@ -91,7 +91,8 @@ class BatchSplit:
         return (
             f"A step of {self.global_batch_size} samples is cut into {self.accumulate}"
             f" micro-batches: {self.reason}. The gradient of a mean over samples stays the same;"
-            f" {norm}a loss that compares the samples of a batch sees {rows}."
+            f" {norm}a loss that compares the samples of a batch sees {rows}, and what it moves (a"
+            " queue, an EMA teacher) moves with each: `after_step` is called once a step."
         )
 
 

@@ -1,14 +1,17 @@
-"""Checkpoints: atomic writes, verified when read, weights loaded strictly.
+"""Checkpoints: atomic writes, verified when read.
 
 A checkpoint is a folder `step-00001000` with `model`, `ema` and `optimizer` as .safetensors, the
-run's artifacts (normalisation, tokenizer) as they are, and `state.json` with the rest and the
-SHA-256 of every file. A reader never sees half of one: the folder appears by a rename.
+other entries of the model's state dict as `extra_state.pt`, the run's artifacts (normalisation,
+tokenizer) as they are, and `state.json` with the rest and the SHA-256 of every file. A reader never
+sees half of one: the folder appears by a rename.
 """
 
 import hashlib
+import io
 import json
 import re
 import shutil
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,16 +22,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from tpukit.errors import CheckpointError, JobError, NonFiniteLossError
-from tpukit.hardware.modules import persistent_buffers
+from tpukit.errors import CheckpointError, JobError, NonFiniteLossError, UsageError
 from tpukit.io.files import replacing_folder, sha256_of, sync_file, write_file
 
 FORMAT = 1
 KEPT = 2
 STATE_FILE = "state.json"
-STREAM_FILE = "stream.pt"
+EXTRA_FILE, STREAM_FILE = "extra_state.pt", "stream.pt"
 TENSOR_FILES = ("model", "ema", "optimizer")
 FOLDER_NAME = re.compile(r"step-\d{8,}")
 """What names a checkpoint, not a copy of one (`step-00001000.bak`)."""
@@ -68,6 +71,8 @@ class Snapshot:
     """Position of the training stream."""
     trained: frozenset[str] = frozenset()
     """Names of the trained parameters."""
+    extra: bytes | None = None
+    """The entries of the model's state dict beside tensors (`pack`)."""
 
 
 # -- writing -------------------------------------------------------------------------------------
@@ -114,8 +119,9 @@ def _write_files(partial: Path, snapshot: Snapshot) -> None:
         path = partial / f"{name}.safetensors"
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
         sums[path.name] = _sync_and_sum(path)
-    stream = {STREAM_FILE: snapshot.stream} if snapshot.stream is not None else {}
-    for name, content in {**snapshot.artifacts, **stream}.items():
+    others = {EXTRA_FILE: snapshot.extra, STREAM_FILE: snapshot.stream}
+    kept = {name: content for name, content in others.items() if content is not None}
+    for name, content in {**snapshot.artifacts, **kept}.items():
         (partial / name).write_bytes(content)
         sums[name] = _sync_and_sum(partial / name)
     body = {"format": FORMAT, **asdict(snapshot.state), "sha256": sums}
@@ -290,13 +296,21 @@ class Checkpoint:
                 with safe_open(self.path / f"{file}.safetensors", "pt") as opened:
                     yield file, name, opened.get_tensor(name)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The model's state dict: its tensors, and where it was written what else there is."""
+        state: dict[str, Any] = {}
+        if EXTRA_FILE in self.files:
+            state = unpack((self.path / EXTRA_FILE).read_bytes())
+        state.update(self.tensors("model"))
+        return state
+
     def stream(self) -> bytes | None:
         """Position of the training stream; None without one, or where it keeps no position."""
         return (self.path / STREAM_FILE).read_bytes() if STREAM_FILE in self.files else None
 
     def artifacts(self) -> dict[str, bytes]:
         """The run's small files by name."""
-        other = {STREAM_FILE, *(f"{name}.safetensors" for name in TENSOR_FILES)}
+        other = {EXTRA_FILE, STREAM_FILE, *(f"{name}.safetensors" for name in TENSOR_FILES)}
         return {name: (self.path / name).read_bytes() for name in sorted(self.files - other)}
 
 
@@ -396,42 +410,64 @@ def newest_good(folder: Path, log: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
-# -- weights of a model --------------------------------------------------------------------------
-LISTED = 5
-"""Names of each kind of difference in an error."""
+# -- the model in it ------------------------------------------------------------------------------
+def tensors_of(model: nn.Module, *, frozen: bool = True) -> dict[str, Tensor]:
+    """The tensors of the state dict by name; tied ones once, under their first name.
+
+    frozen: with parameters that are not trained, of which EMA weights have none of their own.
+    """
+    found, seen = {}, set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if frozen or value.requires_grad or not isinstance(value, nn.Parameter):
+            found[name] = value
+    return found
 
 
-def load_weights(
-    model: torch.nn.Module,
-    weights: Mapping[str, torch.Tensor],
-    source: str,
-    hint: str = "Use the task and the size it was trained with.",
-) -> None:
-    """Loads whole weights strictly. Raises CheckpointError naming what does not fit."""
-    own = {**dict(model.named_parameters()), **persistent_buffers(model)}
-    # A whole state dict names tied weights more than once.
-    unknown = weights.keys() - own.keys() - model.state_dict().keys()
-    other_shapes = [
-        f"{name} of shape {tuple(weights[name].shape)}, not {tuple(own[name].shape)}"
-        for name in sorted(own.keys() & weights.keys())
-        if weights[name].shape != own[name].shape
-    ]
-    differences = {
-        "lacks": sorted(own.keys() - weights.keys()),
-        "has an unknown": sorted(unknown),
-        "has": other_shapes,
-    }
-    problems = [f"{verb} {listed(found)}" for verb, found in differences.items() if found]
-    if problems:
-        count = sum(map(len, differences.values()))
-        raise CheckpointError(
-            f"{source} does not fit this model: it {'; '.join(problems)} ({count} differences).",
-            hint,
-        )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(weights[name])
+def others_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a state dict beside tensors, with the versions of its modules."""
+    others = OrderedDict((n, value) for n, value in state.items() if not isinstance(value, Tensor))
+    others._metadata = getattr(state, "_metadata", OrderedDict())  # type: ignore[attr-defined]
+    return others
 
 
-def listed(found: list[str]) -> str:
-    return ", ".join([*found[:LISTED], *(["..."] if len(found) > LISTED else [])])
+def pack(state: Mapping[str, Any]) -> bytes:
+    """Those entries, in host memory, as `torch.load(..., weights_only=True)` reads them.
+
+    Raises UsageError naming one that it does not read.
+    """
+    others: Any = others_of(state)
+    on_host = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), others)
+    on_host._metadata = others._metadata
+    try:
+        unpack(packed := _saved(on_host))
+    except Exception as error:  # whatever a pickle, and what reads it, raises
+        name = next((n for n, value in on_host.items() if not _is_readable(value)), "_metadata")
+        raise UsageError(
+            f"the model's state dict holds a {type(on_host.get(name)).__name__} as {name!r}, which"
+            " `torch.load(..., weights_only=True)` does not read: no checkpoint can be made of it.",
+            "Have `get_extra_state` return tensors, numbers, texts, lists and dicts of these.",
+            id="task-value",
+        ) from error
+    return packed
+
+
+def unpack(packed: bytes) -> dict[str, Any]:
+    """The values again; nothing in them is executed."""
+    return torch.load(io.BytesIO(packed), weights_only=True)  # type: ignore[no-any-return]
+
+
+def _saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _is_readable(value: Any) -> bool:
+    try:
+        unpack(_saved(value))
+    except Exception:
+        return False
+    return True

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 from tpukit.hardware.backend import Batch
 from tpukit.io.interrupts import StopRequest
-from tpukit.train.checkpoint import BackgroundWriter, Checkpoint, Snapshot, TrainState
+from tpukit.train.checkpoint import BackgroundWriter, Checkpoint, Snapshot, TrainState, pack
 from tpukit.train.evaluation import validation_scores
 from tpukit.train.learner import BadStep, Learner
 from tpukit.train.monitor import RunMonitor
@@ -229,9 +229,11 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """The whole state after this step, copied to the main rank's host. Every rank calls it."""
         learner, backend = self.learner, self.backend
-        kept = {"model": learner.model_tensors(), "optimizer": learner.optimizer_state.tensors()}
+        model = learner.model_tensors()
+        kept = {"model": model, "optimizer": learner.optimizer_state.tensors()}
         tensors = {name: backend.to_host(each, main_only=True) for name, each in kept.items()}
-        with learner.averaged() as averaged:
+        extra = pack(backend.unwrap(learner.model).state_dict())
+        with learner.evaluation_weights() as averaged:
             if averaged:
                 tensors["ema"] = backend.to_host(averaged, main_only=True)
         state = TrainState(
@@ -245,8 +247,9 @@ class Engine:
             window=backend.to_host({"window": learner.window})["window"].tolist(),
             not_finite=learner.not_finite_at_start,
         )
-        trained = frozenset(learner.trained)
-        return Snapshot(state, tensors, self.plan.datasets.artifacts, self.source.position, trained)
+        trained = frozenset(name for name, tensor in model.items() if tensor.requires_grad)
+        artifacts = self.plan.datasets.artifacts
+        return Snapshot(state, tensors, artifacts, self.source.position, trained, extra)
 
     def _is_best(self, scores: dict[str, float]) -> bool:
         metric = self.plan.best

@@ -5,20 +5,27 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tpukit.errors import UsageError
-from tpukit.hardware.backend import Backend, Batch
-from tpukit.hardware.modules import persistent_buffers
-from tpukit.train.checkpoint import Checkpoint
+from tpukit.hardware.backend import AfterStep, Backend, Batch
+from tpukit.train.checkpoint import Checkpoint, tensors_of
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import LossInputs
-from tpukit.train.optimizer import EMA, build_optimizer, errors_named, start_ema, state_of
-from tpukit.train.task import Datasets, Task
+from tpukit.train.optimizer import (
+    EMA,
+    averages_of,
+    build_optimizer,
+    errors_named,
+    start_ema,
+    state_of,
+)
+from tpukit.train.task import Datasets, Task, overrides
 from tpukit.train.user_code import place_of
 from tpukit.train.weights import initial_model
 
@@ -246,13 +253,16 @@ class Learner:
         totals = sums if len(batches) == 1 else self.backend.all_reduce_sum(self._step_totals)
         # The gradient of a step in which nothing counts is zero.
         total = torch.where(totals[0] == 0, 1.0, totals[0])
-        average = self.ema.update(weight) if self.ema else None
+        after = None
+        if overrides(self.task, "after_step"):
+            after = AfterStep(self.model, self.task.after_step)
         norm = self.backend.step(
             self.optimizer,
             lr=lr,
             weight=total / self._unit,
             clip_norm=self.clip_norm,
-            average=average,
+            after=after,
+            average=partial(self.ema.update, weight) if self.ema else None,
             finite=self._finite,
         )
         self._after(totals, total, norm)
@@ -357,20 +367,14 @@ class Learner:
 
     # -- state ------------------------------------------------------------------------------------
     @contextmanager
-    def evaluation_weights(self) -> Iterator[None]:
+    def evaluation_weights(self) -> Iterator[Mapping[str, Tensor]]:
         """Within the context the model computes with the weights that are validated: those of the
-        EMA, or of the optimizer's evaluation mode."""
+        EMA, or of the optimizer's evaluation mode. Yields its tensors, {} where it has neither."""
         with (
             self.ema.in_place_of_weights() if self.ema else nullcontext(),
-            self.optimizer_state.evaluation_mode(),
+            self.optimizer_state.evaluation_mode() as own,
         ):
-            yield
-
-    @contextmanager
-    def averaged(self) -> Iterator[Mapping[str, Tensor]]:
-        """The weights that are validated, while the context lasts; {} where those are trained."""
-        with self.optimizer_state.evaluation_mode() as own:
-            yield self.ema.weights if self.ema else own
+            yield self.model_tensors(frozen=False) if self.ema or own else {}
 
     def untrained(self) -> list[str]:
         """Parameters that a step gave a gradient, and that no group of the optimizer has."""
@@ -378,10 +382,9 @@ class Learner:
         parameters = self.optimizer_state.parameters.items()
         return [name for name, p in parameters if p.grad is not None and id(p) not in known]
 
-    def model_tensors(self) -> dict[str, Tensor]:
-        """Parameters and persistent buffers by their plain names."""
-        module = self.backend.unwrap(self.model)
-        return {**dict(module.named_parameters()), **persistent_buffers(module)}
+    def model_tensors(self, *, frozen: bool = True) -> dict[str, Tensor]:
+        """The tensors of the module's state dict."""
+        return tensors_of(self.backend.unwrap(self.model), frozen=frozen)
 
 
 def _fresh_norms(device: torch.device) -> Tensor:
@@ -424,7 +427,7 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
 
 
 def _not_finite(model: nn.Module) -> list[str]:
-    tensors = {**dict(model.named_parameters()), **persistent_buffers(model)}
+    tensors = {**dict(model.named_parameters()), **tensors_of(model)}
     return [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
 
 
@@ -442,6 +445,7 @@ def load_learner(
     seed_everything(config.global_seed)
     model = initial_model(task, backend, config, checkpoint, data)
     start = _not_finite(model) if checkpoint is None and data is not None else []
+    averages = averages_of(model, checkpoint) if checkpoint and config.ema_decay is not None else {}
     learner = build_learner(task, backend, model, config)
     learner.not_finite_at_start = start if checkpoint is None else checkpoint.state.not_finite
     if checkpoint is None:
@@ -449,9 +453,7 @@ def load_learner(
     tensors = checkpoint.tensors("optimizer")
     learner.optimizer_state.restore(backend, checkpoint.state.optimizer, tensors)
     if learner.ema:
-        # Before buffers were averaged, a checkpoint held only the model's own.
-        kept = {**checkpoint.tensors("model"), **checkpoint.tensors("ema")}
-        backend.load(learner.ema.weights, kept)
+        backend.load(learner.ema.weights, averages)
     backend.load({"window": learner.window}, {"window": torch.tensor(checkpoint.state.window)})
     learner.steps_done = checkpoint.state.step
     backend.load_state({"scaler": checkpoint.state.scaler})

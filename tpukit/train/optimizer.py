@@ -1,5 +1,6 @@
 """A run's optimizer and its EMA weights: built for a prepared model, their state."""
 
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ from tpukit.hardware.backend import Average, Backend, OptimizerSettings, Paramet
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.modules import exchange, persistent_buffers, running_statistics
 from tpukit.hardware.optimizers import has_modes, require_steppable
+from tpukit.train.checkpoint import Checkpoint
 from tpukit.train.checks import expect
 from tpukit.train.config import EMAUpdates, TrainConfig
+from tpukit.train.module_state import load_weights
 from tpukit.train.optimizer_state import OptimizerState
 from tpukit.train.task import Task
 from tpukit.train.user_code import cause_line, task_failure
@@ -204,3 +207,16 @@ def start_ema(config: TrainConfig, model: nn.Module, optimizer: Optimizer) -> EM
             "Leave ema_decay out, or keep the weights in fp32.",
         )
     return EMA(model, schedule)
+
+
+def averages_of(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """A checkpoint's EMA weights by the names that `EMA` has for them."""
+    trained, source = checkpoint.state_dict(), str(checkpoint.path)
+    averaged = copy.copy(trained)
+    # What it does not hold of its own, frozen parameters and in early runs buffers, is the model's.
+    averaged.update(checkpoint.tensors("ema"))
+    load_weights(model, averaged, source)
+    own = {**dict(model.named_parameters()), **persistent_buffers(model)}
+    averages = {name: tensor.detach().clone() for name, tensor in own.items()}
+    load_weights(model, trained, source)
+    return averages

@@ -15,17 +15,12 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.lock import mark_ending
 from tpukit.io.units import format_bytes
-from tpukit.train.checkpoint import (
-    KEPT,
-    BackgroundWriter,
-    Checkpoint,
-    listed,
-    point_as_recorded,
-)
+from tpukit.train.checkpoint import KEPT, BackgroundWriter, Checkpoint, point_as_recorded
 from tpukit.train.data import StreamPlan, is_stream
 from tpukit.train.engine import Engine
 from tpukit.train.evaluation import require_best_metric
 from tpukit.train.learner import Learner, load_learner
+from tpukit.train.module_state import listed
 from tpukit.train.monitor import RunMonitor
 from tpukit.train.plan import RunPlan, TrainingRequest, plan_run
 from tpukit.train.precision_check import compare_bf16

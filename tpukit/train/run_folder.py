@@ -187,13 +187,15 @@ class TrainedRun:
     its length is unknown, or one checkpoint of it was named."""
 
     def weights(self) -> dict[str, Any]:
-        """The EMA weights where the run kept them, else the trained ones; on the CPU."""
-        trained = self.checkpoint.tensors("model")
+        """The state dict with the EMA weights where the run kept them, else the trained ones; on
+        the CPU."""
+        trained = self.checkpoint.state_dict()
         # Runs of earlier versions had their first update after that number of steps.
         late = self.train_config.get("ema_updates", "multiples") == "multiples"
         if late and self.checkpoint.state.step < int(self.train_config.get("ema_every", 1)):
             return trained
-        return {**trained, **self.checkpoint.tensors("ema")}
+        trained.update(self.checkpoint.tensors("ema"))
+        return trained
 
 
 def open_run(path: Path, log: Callable[[str], None]) -> TrainedRun:

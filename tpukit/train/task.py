@@ -31,7 +31,6 @@ from tpukit.hardware.backend import (
 )
 from tpukit.hardware.optimizers import MasterAdamW
 from tpukit.train import schedule
-from tpukit.train.checkpoint import load_weights
 from tpukit.train.checks import described, task_mistake
 from tpukit.train.config import TaskSettings, build
 from tpukit.train.data import (
@@ -50,6 +49,7 @@ from tpukit.train.data import (
     sample_rng,
     stack_samples,
 )
+from tpukit.train.module_state import load_weights
 
 if TYPE_CHECKING:
     from tpukit.train.config import TrainConfig
@@ -249,6 +249,15 @@ class Task(ABC):
         """
 
     # -- what has a default -----------------------------------------------------------------------
+    def after_step(self, model: nn.Module) -> None:
+        """Moves what is not trained, once an optimizer step: an EMA teacher, a queue, prototypes.
+
+        Called without gradients when the weights have moved, before the EMA weights are updated,
+        on every rank. What is saved of it are parameters, buffers and extra state of the model;
+        buffers are then those of rank 0, so gather first what each rank computes of its own rows.
+        `loss` is called once a micro-batch, also in validation: there these would move with it.
+        """
+
     def identity(self) -> dict[str, Any]:
         """Plain values that decide the arithmetic: a resumed run must have the same."""
         return {}

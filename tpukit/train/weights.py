@@ -17,9 +17,10 @@ from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend, ModelOps
 from tpukit.io.files import replacing, require_regular, write_file, writing_errors
 from tpukit.io.toml import has_form
-from tpukit.train.checkpoint import Checkpoint, load_weights
+from tpukit.train.checkpoint import EXTRA_FILE, Checkpoint, others_of, pack
 from tpukit.train.checks import expect, task_mistake
 from tpukit.train.config import TrainConfig
+from tpukit.train.module_state import load_weights
 from tpukit.train.run_folder import TrainedRun, open_run
 from tpukit.train.task import Datasets, Task, overrides
 
@@ -101,6 +102,20 @@ def _as_built(part: nn.Module, mode: bool = True) -> nn.Module:
     return part
 
 
+def require_savable(task: Task, model: nn.Module) -> None:
+    """Raises UsageError where a checkpoint could not hold, or give back, a module's extra state."""
+    for name, part in model.named_modules():
+        gives = type(part).get_extra_state is not nn.Module.get_extra_state
+        if gives and type(part).set_extra_state is nn.Module.set_extra_state:
+            raise task_mistake(
+                task.build_model,
+                f"returned a model whose {name!r}, a {type(part).__name__}, has `get_extra_state`"
+                " and no `set_extra_state`",
+                "Add `def set_extra_state(self, state)`, which takes it back.",
+            )
+    pack(model.state_dict())
+
+
 def initial_model(
     task: Task,
     backend: Backend,
@@ -115,8 +130,10 @@ def initial_model(
     Raises CheckpointError naming what does not fit.
     """
     model = built_model(task, backend)
+    if data is not None:
+        require_savable(task, model)
     if checkpoint is not None:
-        load_weights(model, checkpoint.tensors("model"), str(checkpoint.path))
+        load_weights(model, checkpoint.state_dict(), str(checkpoint.path))
     elif data is not None and (source := config.init_from) is not None:
         hint = (
             "Give the settings of its model, or copy what fits in the task's"
@@ -187,9 +204,12 @@ def export(
     """The task's own export of a run, or its model's state dict with a README; the files."""
     if overrides(task, "export"):
         return task.export(weights, artifacts, folder)
-    tensors = task.plain_model(weights).state_dict()
-    text = readme(task, tensors, artifacts)
-    return write_export(folder, tensors, {**artifacts, README_FILE: text.encode()})
+    state = task.plain_model(weights).state_dict()
+    others = others_of(state)
+    tensors = {name: value for name, value in state.items() if name not in others}
+    extra = {EXTRA_FILE: pack(state)} if others else {}
+    text = readme(task, tensors, artifacts, has_extra=bool(others))
+    return write_export(folder, tensors, {**extra, **artifacts, README_FILE: text.encode()})
 
 
 def write_export(
@@ -229,14 +249,25 @@ def recordable(given: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in plain.items() if has_form(v)}
 
 
-def readme(task: Task, tensors: Mapping[str, Tensor], artifacts: Mapping[str, bytes]) -> str:
+def readme(
+    task: Task,
+    tensors: Mapping[str, Tensor],
+    artifacts: Mapping[str, bytes],
+    *,
+    has_extra: bool = False,
+) -> str:
     """How to load an exported state dict, with and without tpukit."""
+    state, imports = f'load_file("{WEIGHTS_FILE}")', "from safetensors.torch import load_file"
+    if has_extra:
+        state = f'{{**{state}, **torch.load("{EXTRA_FILE}", weights_only=True)}}'
+        imports = f"import torch\n{imports}"
     cls = type(task)
     file, _, _ = (cls.source or "").rpartition(":")
     module = Path(file).stem if file.endswith(".py") else cls.__module__
     settings = ", ".join(f"{name}={value!r}" for name, value in settings_of(task).items())
     count = sum(tensor.numel() for tensor in tensors.values())
-    kept = "".join(f"- `{name}`: for `{cls.__name__}.restore`\n" for name in artifacts)
+    kept = f"- `{EXTRA_FILE}`: the entries of that state dict beside tensors\n" * has_extra
+    kept += "".join(f"- `{name}`: for `{cls.__name__}.restore`\n" for name in artifacts)
     return f"""# Weights of a run of task `{task.name}`
 
 - `{WEIGHTS_FILE}`: the best (EMA) weights, {count:,} values, as the state dict of the module that \
@@ -245,16 +276,16 @@ def readme(task: Task, tensors: Mapping[str, Tensor], artifacts: Mapping[str, by
 With PyTorch alone, where `model` is that module, built by your own code:
 
 ```python
-from safetensors.torch import load_file
-model.load_state_dict(load_file("{WEIGHTS_FILE}"))
+{imports}
+model.load_state_dict({state})
 model.eval()
 ```
 
 With the task class{f" (`{cls.source}`)" if file.endswith(".py") else ""}:
 
 ```python
-from safetensors.torch import load_file
+{imports}
 from {module} import {cls.__name__}
-model = {cls.__name__}({settings}).plain_model(load_file("{WEIGHTS_FILE}"))
+model = {cls.__name__}({settings}).plain_model({state})
 ```
 """

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from tpukit.errors import ConfigError, HardwareError
 from tpukit.hardware.backend import (
     HALVES,
+    AfterStep,
     Average,
     BackendState,
     Batch,
@@ -241,7 +242,8 @@ class EagerBackend(TorchOps):
         lr: float | Tensor,
         weight: Tensor,
         clip_norm: float | None = None,
-        average: Average | None = None,
+        after: AfterStep | None = None,
+        average: Callable[[], Average] | None = None,
         finite: Tensor | None = None,
     ) -> Tensor:
         rates = [group["lr"] for group in optimizer.param_groups]
@@ -254,8 +256,12 @@ class EagerBackend(TorchOps):
         norm = raw_norm / divisor
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)
         optimizer.zero_grad(set_to_none=True)
-        if average is not None and (isinstance(average.weight, Tensor) or average.weight):
-            move_towards(*average)
+        if after is not None:
+            after.function(self.unwrap(after.model))
+            self.parallelism.share(after.model)
+        update = None if average is None else average()
+        if update is not None and (isinstance(update.weight, Tensor) or update.weight):
+            move_towards(*update)
         if isinstance(lr, Tensor):
             # Within a program: the tensor is not there after it.
             for group, rate in zip(optimizer.param_groups, rates, strict=True):

@@ -46,6 +46,9 @@ class SingleProcess:
     def micro_batch(self, model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def share(self, model: nn.Module) -> None:
+        """Gives every rank the same persistent buffers."""
+
     def norms(self, gradients: Sequence[Tensor]) -> Tensor:
         """(gradients,): the norm of each, of all its shards."""
         if not gradients:
@@ -124,7 +127,10 @@ class DDP(SingleProcess):
                 if parameter.grad is not None:
                     dist.all_reduce(parameter.grad)
         if last:
-            share_buffers(model)
+            self.share(model)
+
+    def share(self, model: nn.Module) -> None:
+        share_buffers(model)
 
 
 class FSDP(SingleProcess):
@@ -183,7 +189,10 @@ class FSDP(SingleProcess):
             for parameter in _whole(model):
                 if parameter.grad is not None:
                     dist.all_reduce(parameter.grad)
-            share_buffers(model)
+            self.share(model)
+
+    def share(self, model: nn.Module) -> None:
+        share_buffers(model)
 
     def norms(self, gradients: Sequence[Tensor]) -> Tensor:
         squares = super().norms([local(gradient) for gradient in gradients]).square()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import (
     HALVES,
+    AfterStep,
     Average,
     BackendState,
     Batch,
@@ -219,7 +220,8 @@ class XlaBackend(XlaOps):
         lr: float | Tensor,
         weight: Tensor,
         clip_norm: float | None = None,
-        average: Average | None = None,
+        after: AfterStep | None = None,
+        average: Callable[[], Average] | None = None,
         finite: Tensor | None = None,
     ) -> Tensor:
         gradients = gradients_of(optimizer)
@@ -240,10 +242,14 @@ class XlaBackend(XlaOps):
                 parameter.grad.zero_()  # the next step adds to it
             else:
                 parameter.grad = None
+        if after is not None:
+            with running(self):
+                after.function(after.model)
         if average is not None:
+            update = average()
             # Sent as data: a Python number would be part of the graph.
-            weight = self.mesh.send(torch.as_tensor(average.weight))
-            move_towards(*average._replace(weight=weight))
+            weight = self.mesh.send(torch.as_tensor(update.weight))
+            move_towards(*update._replace(weight=weight))
         self._ends_step = True
         return norm
 

@@ -154,7 +154,7 @@ def _evaluate(learner: Learner, batch: Batch) -> None:
 
 def _copy_checkpoint(learner: Learner, backend: Backend) -> dict[str, int]:
     """Copies to the host what a checkpoint copies, all at once; its bytes by kind."""
-    with learner.averaged() as averaged:
+    with learner.evaluation_weights() as averaged:
         copies = {
             "parameters": backend.to_host(learner.model_tensors()),
             "optimizer": backend.to_host(learner.optimizer_state.tensors()),
