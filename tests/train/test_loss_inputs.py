@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from fake_backend import FakeBackend
 from runs import SUPPORT, VIRTUAL_TPU, failure, result, tpukit
-from tagging_task import Tagger, Texts
+from tagging_task import WORDS, Tagger, Texts
 from torch import nn
 
 from tpukit.errors import DataError
@@ -18,7 +18,7 @@ from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder
 from tpukit.train.run_log import read_metrics
-from tpukit.train.task import PlanSettings, ShuffledPlan
+from tpukit.train.task import PlanSettings, ShuffledPlan, stack_samples
 
 TAGGER = f"{SUPPORT / 'tagging_task.py'}:Tagger"
 
@@ -107,6 +107,36 @@ def test_a_loss_a_row_is_not_warned_of(tmp_path):
             return {"loss": F.cross_entropy(scores, batch["labels"], reduction="none").mean(1)}
 
     assert train(PerRow(), tmp_path, compiling())[1] == []
+
+
+class MakesLabels(Tagger):
+    """Its labels are the tokens: without those of padding, or without the first of each row."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+
+    def build_model(self, ops):
+        return nn.Sequential(nn.Embedding(WORDS, 8), nn.Linear(8, WORDS))
+
+    def collate(self, samples, micro):
+        return stack_samples([{"tokens": sample["tokens"]} for sample in samples], micro.rows)
+
+    def loss(self, model, batch):
+        labels = batch["tokens"].clone()
+        if self.way == "copied":
+            labels[batch["tokens"] == 0] = -100
+        elif self.way == "filled":
+            labels = labels.masked_fill(labels == 0, -100)
+        else:
+            labels[:, 0] = -100
+        return {"loss": F.cross_entropy(model(batch["tokens"]).view(-1, WORDS), labels.view(-1))}
+
+
+@pytest.mark.parametrize(("way", "warns"), [("copied", 1), ("filled", 1), ("even", 0)])
+def test_labels_that_the_loss_makes_are_counted(tmp_path, way, warns):
+    _, warnings = train(MakesLabels(way), tmp_path, accumulate=2)
+    assert len(warnings) == warns and all("labels in 'tokens' count" in w for w in warnings)
 
 
 # -- indices out of range --------------------------------------------------------------------------

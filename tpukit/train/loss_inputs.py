@@ -114,7 +114,12 @@ class IndexTrace(TorchFunctionMode):
         known = [id(tensor) in self._made for tensor in tensors]
         if not any(known):
             return
-        if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+        if name == "__setitem__" and self._is_copy(arguments[0]) and all(known):
+            # `labels = tokens.clone(); labels[tokens == pad] = -100`
+            own = tree_map(self._on_host, arguments)
+            self._made = {i: (t, made) for i, (t, made) in self._made.items() if made.entry}
+            self._made[id(arguments[0])] = arguments[0], FromBatch(None, _with_items, (own, {}))
+        elif name in IN_PLACE or (name.endswith("_") and not name.endswith("__")):
             if id(arguments[0]) in self._made:
                 self._made.clear()  # views of it changed too
         elif name in KEEP_VALUES and all(known) and isinstance(result, Tensor):
@@ -126,10 +131,20 @@ class IndexTrace(TorchFunctionMode):
                 value = self._made[id(index)][1]
                 self.uses.append(IndexUse(name.strip("_"), value, low, high, ignored))
 
+    def _is_copy(self, tensor: Tensor) -> bool:
+        _, made = self._made.get(id(tensor), (None, FromBatch()))
+        return getattr(made.function, "__name__", "") in ("clone", "_with_items")
+
     def _on_host(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return self._made[id(leaf)][1]
         return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+
+def _with_items(tensor: Tensor, index: Any, value: Any) -> Tensor:
+    changed = tensor.clone()
+    changed[index] = value
+    return changed
 
 
 def _index_of(name: str, arguments: Any, named: Any) -> tuple[Tensor, int, int, int | None] | None:
@@ -172,18 +187,24 @@ class LossInputs:
 
     def __init__(self, task: Task, backend: Backend, model: nn.Module) -> None:
         self.task = task
-        is_compiled = getattr(backend.unwrap(model), "_compiled_call_impl", None) is not None
+        self.is_compiled = any(
+            getattr(module, "_compiled_call_impl", None) for module in model.modules()
+        )
         # Elsewhere an index out of range is an error of the device's own.
-        self.checks_indices = backend.compiles_everything and not is_compiled
+        self.checks_indices = backend.compiles_everything and not self.is_compiled
         self.is_mean: bool | None = None
         """Whether the loss returns a 0-d entry, a mean perhaps; None before the first batch."""
         self.means: list[str] = []
         """Those entries, where no 0-d weight says how much they count."""
         self.has_filled_rows = False
-        self._labels: dict[str, set[int]] = {}
+        self._made_labels: list[IndexUse] | None = None
+        """Labels that the loss makes of its batch; None before the first pass."""
+        self._labels: dict[tuple[str, int], set[int]] = {}
+        """Numbers of labels that were seen, by entry and size."""
         self._warned: set[str] = set()
         self._uses: dict[object, list[IndexUse]] = {}
         self._waiting: deque[tuple[Batch, MicroBatch]] = deque(maxlen=BATCHES_KEPT)
+        self._uncounted: deque[Batch] = deque(maxlen=BATCHES_KEPT)
         self._lock = threading.Lock()
 
     # -- called by the loader ---------------------------------------------------------------------
@@ -191,6 +212,8 @@ class LossInputs:
         """Looks at a host batch before it is sent. Raises DataError for an index out of range."""
         if self.is_mean is not False:
             self._count(batch)
+            if self._made_labels is None:
+                self._uncounted.append(batch)
         if self.checks_indices:
             with self._lock:
                 if _shapes(batch) not in self._uses:
@@ -203,9 +226,17 @@ class LossInputs:
         # A mean over no sample at all weighs nothing.
         self.has_filled_rows |= bool(real.any() and not real.all())
         for name, tensor in batch.items():
-            counts = self._labels.get(name, set())
-            if len(counts) < 2 and tensor.dtype == torch.int64 and (tensor == IGNORED).any():
-                self._labels[name] = counts | {int((tensor != IGNORED).sum())}
+            if tensor.dtype == torch.int64:
+                self._count_labels(name, tensor, IGNORED)
+        for use in self._made_labels or ():
+            with suppress(Exception):  # the loss takes another path for this batch
+                labels: Tensor = use.value.compute(batch)
+                self._count_labels(min(use.value.entries()), labels, use.ignored or 0)
+
+    def _count_labels(self, name: str, labels: Tensor, ignored: int) -> None:
+        counts = self._labels.get((name, len(labels)), set())
+        if len(counts) < 2 and bool(torch.eq(labels, ignored).any()):
+            self._labels[name, len(labels)] = counts | {int(torch.ne(labels, ignored).sum())}
 
     def _check_indices(self, batch: Batch, micro: MicroBatch) -> None:
         for use in self._uses[_shapes(batch)]:
@@ -235,11 +266,17 @@ class LossInputs:
     def watching(self, batch: Batch) -> Iterator[None]:
         """Around the loss of a device batch: the first pass of a shape shows what it indexes."""
         shapes = _shapes(batch)
-        if not self.checks_indices or shapes in self._uses:
+        is_first = self._made_labels is None and not self.is_compiled
+        if not (is_first or (self.checks_indices and shapes not in self._uses)):
             yield
             return
         with IndexTrace(batch) as trace:
             yield
+        if is_first:
+            made = (use for use in trace.uses if use.value.function is not None)
+            self._made_labels = [use for use in made if use.ignored is not None]
+        if not self.checks_indices:
+            return
         with self._lock:
             self._uses[shapes] = trace.uses
             seen = [one for one in self._waiting if _shapes(one[0]) == shapes]
@@ -253,14 +290,18 @@ class LossInputs:
         """Notes what the loss returned."""
         means = [name for name, value in outputs.items() if value.ndim == 0]
         self.is_mean, self.means = bool(means), [] if "weight" in means else means
+        while self._uncounted:
+            host = self._uncounted.popleft()
+            if self.means:
+                self._count(host)
 
     def warnings(self) -> Iterator[str]:
         """What is wrong about a mean, with its fix; each once."""
         if not self.means:
             return
         name = "loss" if "loss" in self.means else self.means[0]
-        uneven = [(n, sorted(c)) for n, c in self._labels.items() if len(c) > 1]
-        labels = next(iter(self._labels), None)
+        uneven = [(name, sorted(c)) for (name, _), c in self._labels.items() if len(c) > 1]
+        labels, _ = next(iter(self._labels), (None, 0))
         fix = PER_TOKEN.replace("NAME", labels) if labels else PER_ROW
         fix = fix if name == "loss" else "    one value a row, or a mean of those in the mask"
         start = f"Warning: {place_of(self.task.loss)} returns a mean (0-d {name!r})"

@@ -107,3 +107,12 @@ def test_eit_computes_the_same_in_shards(mesh):
     (batch,) = task.example_batches(1)
     batch["noise"] = torch.from_numpy(rng.standard_normal(batch["noise"].shape, np.float32))
     assert_same_step(task, batch, mesh)
+
+
+def test_a_gradient_of_a_gradient_is_refused_by_name_and_one_alone_is_not(mesh):
+    prepared = FSDP(mesh).prepare(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)), train=True)
+    x = torch.ones(2, 3, requires_grad=True)
+    [found] = torch.autograd.grad(prepared(x).sum(), x)
+    assert found.abs().sum() > 0
+    with pytest.raises(UsageError, match="gradient of a gradient"):
+        torch.autograd.grad(prepared(x).sum(), x, create_graph=True)

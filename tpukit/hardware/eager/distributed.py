@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
 
 from tpukit.errors import UsageError
 from tpukit.hardware.eager.buffers import share_buffers, synchronized_batch_norm
@@ -157,6 +158,7 @@ class FSDP(SingleProcess):
         # Left whole after an evaluation, weights would be copies that an exchange never reaches.
         for part in _called_parts(model):
             fully_shard(part, mesh=self.mesh, reshard_after_forward=True, ignored_params=scalars)
+            part.register_forward_hook(_watch_gradients)
         for module in _sharded(model):
             # Sums, not means; and means over gloo are sums in torch 2.8.
             module.set_force_sum_reduction_for_comms(True)
@@ -215,6 +217,23 @@ class FSDP(SingleProcess):
                 value.to(target.device), target.device_mesh, target.placements, src_data_rank=None
             )
         super().fill(target, value)
+
+
+def _watch_gradients(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
+    for tensor in tree_leaves(outputs):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(_require_first_order)  # type: ignore[no-untyped-call]
+
+
+def _require_first_order(_gradient: Tensor) -> None:
+    """FSDP frees the gathered weights that a gradient of this gradient would read."""
+    if torch.is_grad_enabled():  # create_graph=True
+        raise UsageError(
+            "--shard: the loss takes a gradient of a gradient (`create_graph=True`), for which"
+            " sharded weights are not kept.",
+            "Leave --shard out.",
+            id="shard",
+        )
 
 
 def _called_parts(model: nn.Module) -> Iterator[nn.Module]:
