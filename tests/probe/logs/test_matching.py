@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from explained_logs import explained
 from known_logs import LOGS, TB
+from torch import nn
 
 from tpukit.errors import DataError
 from tpukit.hardware.memory import is_out_of_memory_text
@@ -303,3 +305,16 @@ def test_expressions_take_a_long_word_in_one_pass(word):
             expression.search(text)
             over += [entry.id] * (time.process_time() - begin > 2)
     assert over == []
+
+
+@pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int16", "int32", "int64", "bool"])
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Linear(4, 4), nn.Conv2d(1, 1, 1), nn.LSTM(4, 4)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_whole_numbers_as_features_are_to_be_floats(layer, name):
+    """As torch itself refuses them: half precision has nothing to do with it."""
+    with pytest.raises((RuntimeError, ValueError)) as raised:
+        layer(torch.zeros(1, 4, 4, dtype=getattr(torch, name)))
+    assert explain_exception(raised.value).id == "input-dtype"
