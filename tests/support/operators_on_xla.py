@@ -26,6 +26,29 @@ def interpolate(**how):
     return lambda x: F.interpolate(x, **how)
 
 
+def counted(x):
+    places = (x.detach() * 2).int().clamp(-1, 5)
+    places = places if x.device.type == "xla" else places.float()  # as the CPU's histc takes them
+    return x.sum() * torch.histc(places, bins=4, min=0, max=3).float()
+
+
+def in_groups(one, other):
+    """Two groups and rows of none; the CPU takes the first form of torch's grouped product."""
+    ends = torch.tensor([1, 5], dtype=torch.int32, device=one.device)
+    if one.device.type == "xla":
+        return torch._grouped_mm(one, other, offs=ends)
+    first, second = one[:1] @ other[0], one[1:5] @ other[1]
+    return torch.cat([first, second, first.new_zeros(len(one) - 5, other.shape[-1])])
+
+
+def experts(x, one, other):
+    """transformers' own experts, which ask whether a program is recorded."""
+    from transformers.integrations.moe import _grouped_mm
+
+    ends = torch.tensor([2, 2, 6], dtype=torch.int32, device=x.device)
+    return _grouped_mm(_grouped_mm(x, one, ends), other, ends)
+
+
 def fill_where_negative(x):
     y = x * 1.0
     y[x < 0] = 0.25
@@ -132,6 +155,9 @@ CASES = {
         lambda x: x * torch.searchsorted(torch.tensor([-1.0, 0.5], device=x.device), x.detach()),
         IMAGE,
     ),
+    "histogram of whole numbers": (counted, IMAGE),
+    "product by group": (in_groups, (8, 4), (2, 4, 5)),
+    "experts": (experts, (6, 4), (3, 4, 8), (3, 8, 4)),
     "batch norm of evaluation": (batch_norm_of_evaluation, IMAGE, (3,), (3,)),
     "batch norm of training": (batch_norm_statistics, IMAGE),
     "causal attention": (

@@ -67,7 +67,11 @@ def _registered() -> Any:
     if not hasattr(torch, "xla"):
         torch._register_device_module("xla", DeviceModule)  # type: ignore[no-untyped-call]
     library.impl("scaled_dot_product_attention", _attention, "AutocastXLA")
-    return library
+    # Its loop over experts writes to slices (`out=`), which are copies on XLA: zeros, in silence.
+    experts: Any = Library("transformers", "FRAGMENT")  # type: ignore[no-untyped-call]
+    experts.impl("grouped_mm_fallback", _grouped_mm, "XLA")
+    experts.impl("grouped_mm_fallback_backward", _grouped_mm_backward, "XLA")
+    return library, experts
 
 
 def _register(library: Any, name: str, function: Callable[..., Any], *keys: str) -> None:
@@ -185,6 +189,53 @@ def _searchsorted(
     edges, sought = sorted_sequence.unsqueeze(-2), values.unsqueeze(-1)
     before = edges <= sought if right or side == "right" else edges < sought
     return before.sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def _histc(values: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    wide = values.flatten().float()
+    low, high = torch.as_tensor([min, max], dtype=torch.float32, device=values.device)
+    if min == max:
+        low, high = wide.aminmax()
+        low, high = torch.where(low == high, low - 1, low), torch.where(low == high, high + 1, high)
+    places = ((wide - low) * bins / (high - low)).floor()
+    places = torch.where(wide == high, bins - 1, places)
+    numbers = torch.arange(bins, device=values.device)
+    counts: Tensor = (places[:, None] == numbers).sum(0, dtype=values.dtype)
+    return counts
+
+
+def _grouped_mm(
+    one: Tensor, other: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
+    """Each group's product over all rows: which rows are whose is not known when it is compiled.
+
+    offs: the ends of the groups (int32): in the rows of `one` (S, K), in the columns of `other`
+    (K, N), or in the dimension that (M, K) and (K, N) share. What follows the last end is zero.
+    """
+    if offs is None:
+        return torch.bmm(one, other)
+    kind = (one.ndim, other.ndim)
+    length = {(2, 3): one.shape[0], (3, 2): other.shape[-1], (2, 2): one.shape[-1]}[kind]
+    places = torch.arange(length, device=one.device)
+    starts = torch.cat([torch.zeros_like(offs[:1]), offs[:-1]])
+    members = ((places >= starts[:, None]) & (places < offs[:, None])).to(one.dtype)
+    if kind == (2, 2):
+        return torch.stack([(one * of_group) @ other for of_group in members])
+    if kind == (3, 2):
+        parts = [each @ (other * of_group) for each, of_group in zip(one, members, strict=True)]
+    else:
+        parts = [
+            (one * of_group[:, None]) @ each for each, of_group in zip(other, members, strict=True)
+        ]
+    product: Tensor = functools.reduce(torch.add, parts)
+    return product
+
+
+def _grouped_mm_backward(
+    one: Tensor, other: Tensor, offs: Tensor, gradient: Tensor
+) -> tuple[Tensor, Tensor]:
+    return _grouped_mm(gradient, other.mT, offs), _grouped_mm(one.T, gradient, offs)
 
 
 def _unfold(tensor: Tensor, dimension: int, size: int, step: int) -> Tensor:
@@ -305,6 +356,8 @@ OWN: dict[str, Callable[..., Any]] = {
     "polar": _polar,
     "cdist": _cdist,
     "searchsorted.Tensor": _searchsorted,
+    "histc": _histc,
+    "_grouped_mm": _grouped_mm,
     # nn.TransformerEncoder would pack its rows into nested tensors
     "_nested_tensor_from_mask_left_aligned": lambda tensor, mask: False,
 }
