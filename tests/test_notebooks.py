@@ -153,19 +153,6 @@ def require_pictures(notebook):
 
 
 @pytest.mark.slow
-@pytest.mark.xla
-@pytest.mark.timeout(1200)
-def test_a_notebook_runs_on_eight_virtual_devices(tmp_path):
-    require_pictures(whole("kaggle_tpu", tmp_path, "tpu", env=VIRTUAL_TPU))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_notebook_runs_on_two_ranks(tmp_path):
-    require_pictures(whole("kaggle_t4x2", tmp_path, "cpu", 'LENGTH += " --devices 2"'))
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("hw", "more"), [("cpu", "--devices 2"), pytest.param("tpu", "", marks=pytest.mark.xla)]
