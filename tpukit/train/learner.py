@@ -157,6 +157,22 @@ class StepMetrics:
     bad: BadStep | None
 
 
+@dataclass(frozen=True)
+class BeforePasses:
+    """What passes of a step may change, from before them."""
+
+    buffers: dict[str, tuple[Tensor, Tensor]]
+    """By name the tensor, and a copy of it."""
+    versions: dict[str, tuple[Tensor, int]]
+    """Frozen parameters, and the number of writes to each."""
+    frozen: dict[str, Tensor]
+    """Copies of some of them."""
+
+    def moved(self) -> set[str]:
+        """Frozen parameters that were written to since."""
+        return {n for n, (tensor, version) in self.versions.items() if tensor._version != version}
+
+
 class Learner:
     """A task's model on a backend, with its optimizer and EMA weights.
 
@@ -192,6 +208,8 @@ class Learner:
         self.seed = seed
         self.steps_done = 0
         self._interrupt: Callable[[int], bool] | None = None
+        self._moved: set[str] = set()
+        """Frozen parameters that a forward pass has moved."""
         self._names: list[str] = []
         device = backend.device
         self.window = torch.zeros(MOST_SUMS, device=device)
@@ -242,14 +260,16 @@ class Learner:
             first, last = index == 0, index == len(batches) - 1
             with self.backend.micro_batch(self.model, first=first, last=last) as backward:
                 self._names, part = self.sums.forward(batch, self._names)
-                if before is not None and interrupt is not None and interrupt(index + 1):
-                    self.undo_passes(before)
+                dropped = before is not None and interrupt is not None and interrupt(index + 1)
+                if dropped and before is not None and self.undo_passes(before):
                     return False
                 sums = self.backend.all_reduce_sum(part.detach()) if first else part.detach()
                 self._choose_unit(sums[0], len(batch["mask"]))
                 backward(part[1] / self._unit)
                 # In place, so that every micro-batch is the same graph.
                 self._step_totals += part.detach()
+        if before is not None:
+            self._moved |= before.moved()
         totals = sums if len(batches) == 1 else self.backend.all_reduce_sum(self._step_totals)
         # The gradient of a step in which nothing counts is zero.
         total = torch.where(totals[0] == 0, 1.0, totals[0])
@@ -275,18 +295,42 @@ class Learner:
         weight = torch.where(weight == 0, float(rows), weight)
         self._unit.copy_(torch.where(self._unit == 0, weight, self._unit))
 
-    def changed_by_passes(self) -> dict[str, Tensor]:
-        """What a forward pass changes: buffers."""
-        buffers = self.backend.unwrap(self.model).named_buffers()
-        return {name: tensor.clone() for name, tensor in buffers}
+    def changed_by_passes(self, *, all_frozen: bool = False) -> BeforePasses:
+        """What a forward pass may change: buffers, and frozen parameters that one has moved before
+        (a teacher).
+
+        all_frozen: all frozen parameters.
+        """
+        module = self.backend.unwrap(self.model)
+        frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+        kept = frozen.keys() if all_frozen else self._moved
+        return BeforePasses(
+            {name: (tensor, tensor.clone()) for name, tensor in module.named_buffers()},
+            {name: (p, p._version) for name, p in frozen.items()},
+            {name: frozen[name].detach().clone() for name in kept},
+        )
 
     @torch.no_grad()
-    def undo_passes(self, buffers: dict[str, Tensor]) -> None:
-        """Undoes the passes since `changed_by_passes` gave this."""
-        for name, tensor in self.backend.unwrap(self.model).named_buffers():
-            tensor.copy_(buffers[name])
+    def undo_passes(self, before: BeforePasses) -> bool:
+        """Undoes the passes since `changed_by_passes` gave this; False where it cannot: they moved
+        frozen parameters that none had moved before."""
+        moved = before.moved()
+        self._moved |= moved
+        if not moved <= before.frozen.keys():
+            return False
+        module = self.backend.unwrap(self.model)
+        for name in moved:
+            before.versions[name][0].copy_(before.frozen[name])
+        for name, (tensor, value) in before.buffers.items():
+            owner, _, own = name.rpartition(".")
+            setattr(module.get_submodule(owner), own, tensor)
+            if tensor.shape == value.shape:
+                tensor.copy_(value)
+            else:
+                tensor.data = value
         self._begin_anew()
         self.optimizer.zero_grad(set_to_none=True)
+        return True
 
     @torch.no_grad()
     def _after(self, totals: Tensor, weight: Tensor, norm: Tensor) -> None:

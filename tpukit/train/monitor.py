@@ -20,6 +20,7 @@ from tpukit.io.units import format_bytes, format_duration, three_digits
 from tpukit.train.learner import BadStep, Learner, StepMetrics
 from tpukit.train.non_finite import non_finite_step
 from tpukit.train.plan import RunPlan
+from tpukit.train.python_watch import PythonWatch
 from tpukit.train.run_log import RunLog
 
 SHOWN_SECONDS = 3.0
@@ -57,6 +58,7 @@ class RunMonitor:
             "step", plan.total_steps, done=learner.steps_done, enabled=log is not None
         )
         self._hook_failed = False
+        self.python = PythonWatch(plan.task, self.backend.unwrap(learner.model))
         self._last_scores: str | None = None
         """The line of the last validation, where it was not shown."""
         self._started = self._shown = 0.0
@@ -97,6 +99,7 @@ class RunMonitor:
     # -- a step -----------------------------------------------------------------------------------
     def step_begins(self, batches: Sequence[Batch]) -> None:
         """Says what takes long: XLA compiles a graph for each new shape."""
+        self.python.step_begins(self.learner.steps_done - self._first_step)
         if ("train", shapes_of(batches)) in self.watch.seen:
             return
         self.stalls.pause()
@@ -120,6 +123,8 @@ class RunMonitor:
         """Counts a step and what it compiled."""
         self.clock.step()
         self.stalls.step()
+        if (moving := self.python.step_done()) and self.log:
+            self.log.text(moving)
         if self.learner.steps_done == self._first_step + 2 and not self._compiles:
             self._say_how_long()
         unexpected = self.watch.done("train", shapes_of(batches))

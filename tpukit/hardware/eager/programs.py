@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tpukit.hardware.backend import Batch
 from tpukit.hardware.eager.devices import Gather
-from tpukit.hardware.eager.python_state import NOT_USERS, PythonState
 from tpukit.hardware.eager.recorder import (
     NotOneProgramError,
     Recorder,
@@ -28,6 +27,7 @@ from tpukit.hardware.eager.recorder import (
     recording_mode,
 )
 from tpukit.hardware.memory import is_out_of_memory_text
+from tpukit.hardware.python_state import NOT_USERS, PythonState
 
 SHARED_MEMORY = "identified a duplicate input"
 """torch_tpu's error for arguments that are one: nothing may be overwritten there."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tpukit.hardware.eager.python_state import MOST_ENTRIES, PythonState
+from tpukit.hardware.python_state import MOST_ENTRIES, PythonState
 
 FACTOR = 1
 

@@ -1,0 +1,51 @@
+"""State in Python that moves in each step, and that no checkpoint holds."""
+
+import re
+from types import SimpleNamespace
+
+from torch import nn
+
+from tpukit.hardware.python_state import PythonState
+from tpukit.train.module_state import listed
+from tpukit.train.task import Task
+
+WATCHED_STEPS = (1, 2)
+"""Steps of a process, from 0, that are looked at: what the first one alone fills is a cache."""
+ENTRY = re.compile(r"(\.\d+)+$")
+
+
+class PythonWatch:
+    """Compares a task and its model before and after some of a process' first steps."""
+
+    def __init__(self, task: Task, model: nn.Module) -> None:
+        self._owner = SimpleNamespace(task=task, model=model)
+        self._before: PythonState | None = None
+        self._changed: list[list[str]] = []
+
+    def step_begins(self, made: int) -> None:
+        """made: steps of this process."""
+        self._before = None
+        if made in WATCHED_STEPS:
+            self._before = PythonState(self._owner, saved=self._owner.model)
+
+    def step_done(self) -> str | None:
+        """A warning after the last of these steps, if there is anything to say."""
+        if self._before is None:
+            return None
+        # An entry of a list is the list's: another one is appended in each step.
+        changes = (ENTRY.sub("", name) for name in self._before.changes(within=True))
+        self._changed.append(list(dict.fromkeys(changes)))
+        self._before = None
+        if len(self._changed) < len(WATCHED_STEPS):
+            return None
+        first, *others = self._changed
+        names = [name for name in first if all(name in more for more in others)]
+        if not names:
+            return None
+        shown = listed([name.replace("._buffers.", ".") for name in names])
+        return (
+            f"Warning: each step changes {shown}, which no checkpoint holds: a resumed run begins"
+            " with what a new one has. Where steps depend on it, keep it in the model"
+            " (`register_buffer`, `get_extra_state`), or compute it from a buffer that counts in"
+            " `after_step`."
+        )
