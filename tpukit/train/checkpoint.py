@@ -300,7 +300,7 @@ class Checkpoint:
         """The model's state dict: its tensors, and where it was written what else there is."""
         state: dict[str, Any] = {}
         if EXTRA_FILE in self.files:
-            state = unpack((self.path / EXTRA_FILE).read_bytes())
+            state = unpack_state((self.path / EXTRA_FILE).read_bytes())
         state.update(self.tensors("model"))
         return state
 
@@ -433,7 +433,7 @@ def others_of(state: Mapping[str, Any]) -> dict[str, Any]:
     return others
 
 
-def pack(state: Mapping[str, Any]) -> bytes:
+def pack_state(state: Mapping[str, Any]) -> bytes:
     """Those entries, in host memory, as `torch.load(..., weights_only=True)` reads them.
 
     Raises UsageError naming one that it does not read.
@@ -442,7 +442,7 @@ def pack(state: Mapping[str, Any]) -> bytes:
     on_host = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), others)
     on_host._metadata = others._metadata
     try:
-        unpack(packed := _saved(on_host))
+        unpack_state(packed := _saved(on_host))
     except Exception as error:  # whatever a pickle, and what reads it, raises
         name = next((n for n, value in on_host.items() if not _is_readable(value)), "_metadata")
         raise UsageError(
@@ -454,7 +454,7 @@ def pack(state: Mapping[str, Any]) -> bytes:
     return packed
 
 
-def unpack(packed: bytes) -> dict[str, Any]:
+def unpack_state(packed: bytes) -> dict[str, Any]:
     """The values again; nothing in them is executed."""
     return torch.load(io.BytesIO(packed), weights_only=True)  # type: ignore[no-any-return]
 
@@ -467,7 +467,7 @@ def _saved(value: Any) -> bytes:
 
 def _is_readable(value: Any) -> bool:
     try:
-        unpack(_saved(value))
+        unpack_state(_saved(value))
     except Exception:
         return False
     return True

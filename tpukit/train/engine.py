@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 from tpukit.hardware.backend import Batch
 from tpukit.io.interrupts import StopRequest
-from tpukit.train.checkpoint import BackgroundWriter, Checkpoint, Snapshot, TrainState, pack
+from tpukit.train.checkpoint import BackgroundWriter, Checkpoint, Snapshot, TrainState, pack_state
 from tpukit.train.evaluation import validation_scores
 from tpukit.train.learner import BadStep, Learner
 from tpukit.train.monitor import RunMonitor
@@ -232,7 +232,7 @@ class Engine:
         model = learner.model_tensors()
         kept = {"model": model, "optimizer": learner.optimizer_state.tensors()}
         tensors = {name: backend.to_host(each, main_only=True) for name, each in kept.items()}
-        extra = pack(backend.unwrap(learner.model).state_dict())
+        extra = pack_state(backend.unwrap(learner.model).state_dict())
         with learner.evaluation_weights() as averaged:
             if averaged:
                 tensors["ema"] = backend.to_host(averaged, main_only=True)

@@ -17,7 +17,7 @@ from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend, ModelOps
 from tpukit.io.files import replacing, require_regular, write_file, writing_errors
 from tpukit.io.toml import has_form
-from tpukit.train.checkpoint import EXTRA_FILE, Checkpoint, others_of, pack
+from tpukit.train.checkpoint import EXTRA_FILE, Checkpoint, others_of, pack_state
 from tpukit.train.checks import expect, task_mistake
 from tpukit.train.config import TrainConfig
 from tpukit.train.module_state import load_weights
@@ -113,7 +113,7 @@ def require_savable(task: Task, model: nn.Module) -> None:
                 " and no `set_extra_state`",
                 "Add `def set_extra_state(self, state)`, which takes it back.",
             )
-    pack(model.state_dict())
+    pack_state(model.state_dict())
 
 
 def initial_model(
@@ -207,7 +207,7 @@ def export(
     state = task.plain_model(weights).state_dict()
     others = others_of(state)
     tensors = {name: value for name, value in state.items() if name not in others}
-    extra = {EXTRA_FILE: pack(state)} if others else {}
+    extra = {EXTRA_FILE: pack_state(state)} if others else {}
     text = readme(task, tensors, artifacts, has_extra=bool(others))
     return write_export(folder, tensors, {**extra, **artifacts, README_FILE: text.encode()})
 

@@ -249,7 +249,7 @@ def _print_failure(folder: Path, causes: list[RankStatus]) -> None:
     first = _first(causes)
     print(first.stdout, end="", flush=True)
     mark = f"[rank {first.rank}] " if first.rank else ""
-    # Rank 0 prints by itself what is no error of tpukit's; other ranks write to a file.
+    # Rank 0 prints other errors than tpukit's by itself; other ranks write to a file.
     output = folder / f"output-{first.rank}.txt"
     lines = output.read_text(errors="replace").splitlines()[-SHOWN_LINES:] if first.rank else []
     for line in [*lines, *first.stderr.splitlines()]:
