@@ -160,6 +160,14 @@ def test_a_checkpoint_that_holds_nan_is_passed_over(poisoned, whole):
     assert same_bytes(run, whole)
 
 
+def test_a_best_checkpoint_that_holds_nan_is_not_used(poisoned):
+    run = poisoned(10)
+    assert (run / "checkpoints" / "best").read_text() == "step-00000010\n"
+    tested = tpukit("test", "--run", run, "--hw", "cpu", "--json")
+    assert result(tested)["metrics"]["loss"] > 0
+    assert "The best checkpoint is not usable: 0.weight of model holds nan" in tested.stderr
+
+
 def test_where_every_checkpoint_holds_nan_the_way_on_is_said(poisoned):
     run = poisoned(9, 10)
     told = failure(train(run))

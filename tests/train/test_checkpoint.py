@@ -9,11 +9,12 @@ import pytest
 import torch
 from disks import mounted
 
-from tpukit.errors import CheckpointError, JobError
+from tpukit.errors import CheckpointError, JobError, NonFiniteLossError
 from tpukit.train.checkpoint import (
     BackgroundWriter,
     Snapshot,
     TrainState,
+    is_finite,
     list_checkpoints,
     newest_good,
     open_checkpoint,
@@ -167,3 +168,47 @@ def test_a_failed_write_is_raised_without_another_one(tmp_path):
     with pytest.raises(JobError, match="step-00000001 could not be written"):
         writer.check()
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.complex64,
+     torch.int32, torch.bool],
+)  # fmt: skip
+def test_values_of_each_type_are_looked_at(dtype):
+    values = torch.tensor([1.0, 0.0, 3.0]).to(dtype)
+    assert is_finite(values) and is_finite(values[:0])
+    if dtype.is_floating_point or dtype.is_complex:
+        values[1] = torch.nan
+        assert not is_finite(values)
+
+
+def state_of(weight: float, buffer: float, moment: float) -> dict[str, dict[str, torch.Tensor]]:
+    model = {"w": torch.tensor([0.0, weight]), "mask": torch.tensor([0.0, buffer])}
+    return {"model": model, "optimizer": {"m/w": torch.tensor([0.0, moment])}}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "allowed", "told"),
+    [
+        (state_of(1, 1, 1), [], None),
+        (state_of(1, -torch.inf, torch.inf), [], None),
+        (state_of(1, torch.nan, 1), ["mask"], None),
+        (state_of(torch.inf, 1, 1), [], "w of model holds inf"),
+        (state_of(torch.nan, 1, 1), [], "w of model holds nan"),
+        (state_of(1, torch.nan, 1), [], "mask of model holds nan"),
+        (state_of(1, 1, torch.nan), [], "m/w of optimizer holds nan"),
+    ],
+)
+def test_no_checkpoint_holds_a_state_that_no_run_can_go_on_with(tmp_path, tensors, allowed, told):
+    """Infinities are meant in masks; what was not finite at the start may stay so."""
+    state = replace(snapshot(2).state, not_finite=allowed)
+    made = replace(snapshot(2), state=state, tensors=tensors, trained=frozenset({"w"}))
+    write_checkpoint(tmp_path, snapshot(1))
+    if told is None:
+        write_checkpoint(tmp_path, made)
+        assert newest_good(tmp_path, pytest.fail).state.step == 2
+    else:
+        with pytest.raises(NonFiniteLossError, match=told):
+            write_checkpoint(tmp_path, made)
+        assert newest_good(tmp_path, pytest.fail).state.step == 1

@@ -169,6 +169,12 @@ def first_not_finite(
     return None
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite; of numbers that are not floats, yes."""
+    is_float = tensor.is_floating_point() or tensor.is_complex()
+    return not is_float or bool(_ends(tensor.detach()).isfinite().all())
+
+
 def _ends(tensor: Tensor) -> Tensor:
     """The smallest and the largest value, in one pass; NaN where there is one."""
     values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -372,7 +378,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, state, frozenset(sums))
 
 
-def _require_finite(checkpoint: Checkpoint) -> None:
+def require_finite(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError for a state that no run can go on with: earlier versions wrote such.
 
     The trained parameters are those that the optimizer keeps a state for.
@@ -393,7 +399,7 @@ def newest_good(folder: Path, log: Callable[[str], None]) -> Checkpoint | None:
     for path in list_checkpoints(folder):
         try:
             checkpoint = open_checkpoint(path)
-            _require_finite(checkpoint)
+            require_finite(checkpoint)
         except CheckpointError as error:
             problems.append(error)
             log(f"Skipping checkpoint {path.name}: {error.message}")

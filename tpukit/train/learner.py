@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AfterStep, Backend, Batch
-from tpukit.train.checkpoint import Checkpoint, tensors_of
+from tpukit.train.checkpoint import Checkpoint, is_finite, tensors_of
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import LossInputs
@@ -472,7 +472,7 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
 
 def _not_finite(model: nn.Module) -> list[str]:
     tensors = {**dict(model.named_parameters()), **tensors_of(model)}
-    return [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    return [name for name, tensor in tensors.items() if not is_finite(tensor)]
 
 
 def load_learner(

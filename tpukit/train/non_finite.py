@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from tpukit.errors import NonFiniteLossError, TpukitError
-from tpukit.hardware.modules import persistent_buffers
-from tpukit.train.checkpoint import newest_good
+from tpukit.train.checkpoint import newest_good, tensors_of
 from tpukit.train.data import MicroBatch, is_stream
 from tpukit.train.learner import BadStep, Learner, seed_everything
 from tpukit.train.loader import MicroBatchData
@@ -147,8 +146,7 @@ def _last_weights(plan: RunPlan, learner: Learner) -> dict[str, torch.Tensor]:
     model: nn.Module = initial_model(
         plan.task, learner.backend, plan.config, checkpoint, plan.datasets
     )
-    tensors = {**dict(model.named_parameters()), **persistent_buffers(model)}
-    return {name: tensor.detach() for name, tensor in tensors.items()}
+    return {name: tensor.detach() for name, tensor in tensors_of(model).items()}
 
 
 def _makes_bad_step(

@@ -23,6 +23,7 @@ from tpukit.train.checkpoint import (
     newest_good,
     open_checkpoint,
     read_pointer,
+    require_finite,
 )
 
 SUM_LINE = "# SHA-256 of the lines below: "
@@ -253,12 +254,14 @@ def _best_checkpoint(folder: RunFolder, log: Callable[[str], None]) -> Checkpoin
     best = read_pointer(folder.checkpoints / "best")
     if best is not None:
         try:
-            return open_checkpoint(folder.checkpoints / best)
+            checkpoint = open_checkpoint(folder.checkpoints / best)
+            require_finite(checkpoint)
+            return checkpoint
         except CheckpointError as error:
             log(f"The best checkpoint is not usable: {error.message}")
-    checkpoint = newest_good(folder.checkpoints, log)
-    if checkpoint is None:
+    newest = newest_good(folder.checkpoints, log)
+    if newest is None:
         raise CheckpointError(
             f"{folder.path} has no checkpoint yet.", "Train on, or give another run with --run DIR."
         )
-    return checkpoint
+    return newest
