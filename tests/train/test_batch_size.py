@@ -348,9 +348,10 @@ def test_a_task_that_cannot_be_traced_is_not_cut(tmp_path):
     assert split_of(Reading(), SmallDevice(), tmp_path).accumulate == 1
 
 
-def test_an_estimate_that_hangs_is_given_up(monkeypatch):
+def test_an_estimate_that_hangs_is_given_up_and_said(monkeypatch, capsys):
     monkeypatch.setattr(batch_size, "ESTIMATE_SECONDS", 1.0)
-    assert batch_size.in_worker(partial(time.sleep, 600))() is None
+    assert batch_size.in_worker(partial(time.sleep, 600), late="nothing is cut")() is None
+    assert "within 1 s: nothing is cut" in capsys.readouterr().err
     assert multiprocessing.active_children() == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,7 +31,7 @@ Found = TypeVar("Found")
 
 USED_FRACTION = 0.85
 """Part of a device's memory that an estimated step may take."""
-ESTIMATE_SECONDS = 60.0
+ESTIMATE_SECONDS = 180.0
 """Maximum seconds of an estimate; without one a batch is not cut, or its operations unknown."""
 
 Examples = Callable[[int], Sequence[Batch]]
@@ -163,14 +164,16 @@ def fit_to_memory(
     limit = memory.limit if memory else None
     cuts = cuts and split.rows_per_device > 1
     found = None
-    if predict is not None and limit is not None and (cuts or len(forms) > 1):
+    # Rank 0 alone: the others' cores are its own meanwhile.
+    traces = backend.is_main and (cuts or len(forms) > 1)
+    if predict is not None and limit is not None and traces:
 
         def costs(form: Task) -> StepCosts:
             return predict(form, config, backend, examples)
 
         limit_bytes = int(limit * USED_FRACTION)
         decide = partial(_fastest_that_fits, forms, split, costs, limit_bytes, cuts=cuts)
-        found = in_worker(decide)()
+        found = in_worker(decide, late="a step is not cut for lack of memory")()
     found = backend.all_gather_objects(found)[0]
     place, parts, whole = found or (len(forms) - 1, 1, 0)
     chosen, choice = forms[place], None
@@ -209,11 +212,14 @@ def sample_operations(
     return in_worker(traced)
 
 
-def in_worker(decide: Callable[[], Found | None]) -> Callable[[], Found | None]:
+def in_worker(
+    decide: Callable[[], Found | None], late: str | None = None
+) -> Callable[[], Found | None]:
     """Starts `decide` in a forked process: what models keep of a trace ends with it.
 
     The call waits for what it gives; None where it raises, is killed or takes too long, and where
-    processes are not forked: they would import the task anew.
+    processes are not forked: they would import the task anew. late: what a warning says of one that
+    takes too long.
     """
     if multiprocessing.get_start_method() != "fork":
         return lambda: None
@@ -231,6 +237,13 @@ def in_worker(decide: Callable[[], Found | None]) -> Callable[[], Found | None]:
         with receiver, suppress(EOFError):
             if receiver.poll(max(0.0, deadline - time.monotonic())):
                 found = receiver.recv()
+            elif late is not None:
+                print(
+                    f"Warning: a step's memory was not estimated within {ESTIMATE_SECONDS:.0f} s:"
+                    f" {late}; --accumulate N cuts it.",
+                    file=sys.stderr,
+                    flush=True,
+                )
         # A fork of a process with threads may hang, where it ignores a request to end.
         worker.kill()
         worker.join()
