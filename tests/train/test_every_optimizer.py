@@ -18,7 +18,7 @@ from torch import nn
 from tpukit.errors import TpukitError
 from tpukit.hardware.optimizers import has_modes
 from tpukit.train.config import TrainConfig
-from tpukit.train.data import seed_host
+from tpukit.train.data import global_draws
 from tpukit.train.learner import build_learner, seed_everything
 
 RATE, STEPS, MIDDLE, ROWS = 2e-3, 30, 15, 16
@@ -64,8 +64,8 @@ def learner_of(task, seed=0):
 
 def train(learner, task, start, stop):
     for step in range(start, stop):
-        seed_host(0, step)
-        learner.train_step([batch_of(task, step)], rate_of(step))
+        with global_draws(0, step):
+            learner.train_step([batch_of(task, step)], rate_of(step))
 
 
 def trained_by_torch(task):
@@ -79,12 +79,12 @@ def trained_by_torch(task):
         optimizer.train()
     seed_everything(1)
     for step in range(STEPS):
-        seed_host(0, step)
         for group, scale in zip(optimizer.param_groups, scales, strict=True):
             group["lr"] = rate_of(step) * scale
         optimizer.zero_grad()
-        task.loss(model, batch_of(task, step))["loss"].mean().backward()
-        optimizer.step()
+        with global_draws(0, step):
+            task.loss(model, batch_of(task, step))["loss"].mean().backward()
+            optimizer.step()
     return dict(model.named_parameters())
 
 
