@@ -1,15 +1,17 @@
 """The state that an optimizer would make in its first step, made before it.
 
-A step that is recorded or traced is one program only if its state is there. Such a state is taken
-from trials on the CPU, on weights and gradients that are drawn, and only where neither decides it.
+A step that is recorded or traced is one program only if its state is there. It is taken from trials
+on the CPU, on drawn weights and gradients at two rates, and only where none of them decides it.
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
 import torch
+import torch.optim.optimizer as of_torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -117,7 +119,8 @@ class Trial:
             raise TypeError("it steps another optimizer")
         plain = {form: False for form in FORMS if form in group}
         options = {key: value for key, value in group.items() if key != "params"}
-        options |= {**plain, "lr": float(group["lr"])}
+        # Another rate in each, which may decide a state too: a first step is seldom at the peak.
+        options |= {**plain, "lr": (float(group["lr"]) or 1.0) / (2 + seed)}
         self.state = FirstValues()
         self.optimizer: Any = object.__new__(type(optimizer))
         vars(self.optimizer).update(
@@ -131,9 +134,22 @@ class Trial:
 
     def step(self) -> None:
         self.weights.grad = self._drawn(self.weights)
-        step = type(self.optimizer).step
-        # torch wraps it in a call of the hooks, those of all optimizers too.
-        (step.__wrapped__ if hasattr(step, "hooked") else step)(self.optimizer)
+        with _without_hooks_of_all():
+            self.optimizer.step()
+
+
+@contextmanager
+def _without_hooks_of_all() -> Iterator[None]:
+    names = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+    hooks: list[dict[Any, Any]] = [getattr(of_torch, name) for name in names]
+    kept = [dict(each) for each in hooks]
+    for each in hooks:
+        each.clear()
+    try:
+        yield
+    finally:
+        for each, before in zip(hooks, kept, strict=True):
+            each.update(before)
 
 
 class FirstValues(dict[str, Any]):

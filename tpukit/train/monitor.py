@@ -146,7 +146,8 @@ class RunMonitor:
                 " it: `tpukit probe-batch --target v5e-8` names the line and what to write instead."
             )
         if (names := self.learner.untrained()) and self.log:
-            shown = ", ".join([*names[:SHOWN_NAMES], *(["..."] if names[SHOWN_NAMES:] else [])])
+            more = f" and {len(names) - SHOWN_NAMES} more" if names[SHOWN_NAMES:] else ""
+            shown = ", ".join(names[:SHOWN_NAMES]) + more
             self.log.text(
                 f"Warning: {len(names)} parameter(s) got a gradient and are in no group of the"
                 f" optimizer, they stay as they are: {shown}. Return them from `parameter_groups`,"
