@@ -39,7 +39,8 @@ def test_the_run_folder_holds_everything(whole):
     assert summary["steps"] == 40 and summary["run"] == str(run) and summary["finished"]
     assert latest(run).name == "step-00000040"
     assert {f.name for f in latest(run).iterdir()} == {
-        "model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json", "note.txt",
+        "model.safetensors", "extra_state.pt", "ema.safetensors", "optimizer.safetensors",
+        "state.json", "note.txt",
     }  # fmt: skip
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert list(run.glob("events.out.tfevents.*"))

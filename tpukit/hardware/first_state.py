@@ -62,7 +62,7 @@ def _first_state(
     """What a parameter's state is before its first step; None where a step has to make it."""
     try:
         with torch.random.fork_rng(devices=[]):
-            trials = [Trial(optimizer, group, parameter, seed) for seed in (0, 1)]
+            trials = [TriedOptimizer(optimizer, group, parameter, seed) for seed in (0, 1)]
             weights = [trial.weights.detach().clone() for trial in trials]
             for trial in trials:
                 trial.step()
@@ -70,7 +70,7 @@ def _first_state(
             if one.keys() != other.keys() or one.keys() != trials[0].state.keys():
                 return None
             first = {key: _of_both((one[key], other[key]), weights) for key in one}
-            started = Trial(optimizer, group, parameter, 0)
+            started = TriedOptimizer(optimizer, group, parameter, 0)
             copied = {k: weights[0].clone() if v is WEIGHTS else v for k, v in first.items()}
             started.state.update(deepcopy(copied))
             started.step()
@@ -100,7 +100,7 @@ def _is_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-class Trial:
+class TriedOptimizer:
     """An optimizer like another one, over a single weight on the CPU. It calls no hook."""
 
     def __init__(
