@@ -24,7 +24,7 @@ same() { # WORDS FILE FILE
 
 run doctor kit doctor --hw "$hw" --verbose
 run selftest kit doctor --selftest --hw "$hw"
-run tests bash -c "cd '$repository' && python -m pytest -q -n 0 -m gpu tests/hardware/eager"
+run tests bash -c "cd '$repository' && python -m pytest -q -n 0 -m gpu tests/hardware/eager tests/train/test_every_optimizer.py tests/test_draws.py"
 
 run data-images kit data images --out shapes --n 1500
 run data-dialogues kit data dialogues --out dialogues --n 400
@@ -49,9 +49,15 @@ done
 same "texts here and on the CPU" "texts-$hw.csv" texts-cpu.csv
 
 eit=(train --size small --data-path eit --global-batch-size 16 --hw "$hw" --no-compile
-  --max-steps 60 --ckpt-every 60 --deterministic)
+  --max-steps 60 --ckpt-every 30 --deterministic)
 for twin in one other; do run "eit-$twin" kit "${eit[@]}" --results-dir "eit-$twin"; done
 same "weights of two runs" eit-{one,other}/checkpoints/step-00000060/model.safetensors
+rm -r eit-other/checkpoints/step-00000060
+run eit-resumed kit "${eit[@]}" --results-dir eit-other
+same "weights of a resumed run" eit-{one,other}/checkpoints/step-00000060/model.safetensors
+# Ends with exit code 1: the gradient of one sample is not finite.
+run steep kit train --task "$repository/tests/support/steep_task.py:Steep" --set bad=37 --hw "$hw" \
+  --max-steps 10 --ckpt-every 3 --results-dir steep
 
 run compiled kit train --data-path eit --global-batch-size 16 --hw "$hw" --compile --max-steps 30 \
   --results-dir compiled

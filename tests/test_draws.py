@@ -1,6 +1,7 @@
 """What a loss and its data draw is a function of seed, step and batch, whatever else happens."""
 
 import pytest
+import torch
 from runs import SUPPORT, VIRTUAL_TPU, metrics, ranks_of, result, tpukit
 
 DRAWING = ["--task", f"{SUPPORT / 'drawing_task.py'}:Drawing"]
@@ -8,8 +9,16 @@ WAYS = {
     "cpu": (["--hw", "cpu"], {}),
     "two-ranks": (["--hw", "cpu", "--devices", "2"], {}),
     "xla-4": (["--hw", "tpu"], {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "4"}),
+    "gpu": (["--hw", "gpu", "--devices", "1", "--deterministic"], {}),
 }
-MARKED = [pytest.param(way, marks=[pytest.mark.xla] * (way == "xla-4")) for way in WAYS]
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+MARKED = [
+    pytest.param(way, marks={"xla-4": [pytest.mark.xla], "gpu": ON_GPU}.get(way, []))
+    for way in WAYS
+]
 
 
 def train(folder, way, *arguments):
@@ -47,13 +56,12 @@ def test_validation_and_logs_leave_the_curve_alone_and_test_finds_its_numbers(tm
     assert other["device"] != found[0]["device"] and other["host"] != found[0]["host"]
 
 
-@pytest.mark.xla
-def test_a_stream_and_the_loss_beside_it_draw_on_virtual_devices_what_they_draw_on_a_cpu(tmp_path):
+@pytest.mark.parametrize("way", [way for way in MARKED if way.marks])
+def test_a_stream_and_the_loss_beside_it_draw_on_a_device_what_they_draw_on_a_cpu(tmp_path, way):
     """The thread that sends batches must not draw beside the one that trains."""
     arguments = ["--set", "stream=true", "--max-steps", "60", "--log-every", "1"]
     runs = [
-        train(tmp_path / str(i), way, *arguments)[0]
-        for i, way in enumerate(("cpu", *["xla-4"] * 2))
+        train(tmp_path / str(i), each, *arguments)[0] for i, each in enumerate(("cpu", way, way))
     ]
     noise, host = ([[row[name] for row in run] for run in runs] for name in ("noise", "host"))
     assert noise[1] == noise[2] and host[1] == host[2]

@@ -17,17 +17,31 @@ from torch import nn
 
 from tpukit.errors import TpukitError
 from tpukit.hardware.optimizers import has_modes
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend
 from tpukit.train.config import TrainConfig
 from tpukit.train.data import global_draws
 from tpukit.train.learner import build_learner, seed_everything
 
 RATE, STEPS, MIDDLE, ROWS = 2e-3, 30, 15, 16
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+        ],
+    ),
+]
+ON_GPU = HardwareOptions(hw="gpu", devices=1, precision="fp32", compile=False, deterministic=True)
 
 
 class Optimizing(Tiny):
     """Kernels of a convolution, matrices and vectors; for some optimizers matrices alone."""
 
     matrices = False
+    device = "cpu"
 
     def build_model(self, ops):
         if self.matrices:
@@ -47,7 +61,7 @@ def batch_of(task, step):
     [batch] = task.example_batches(ROWS)
     batch["x"] += torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(step))
     batch["y"] = batch["x"][:, :2].sin()
-    return batch
+    return {name: tensor.to(task.device) for name, tensor in batch.items()}
 
 
 def rate_of(step):
@@ -57,7 +71,8 @@ def rate_of(step):
 def learner_of(task, seed=0):
     seed_everything(seed)
     config = TrainConfig(lr=RATE, clip_norm=0.0, weight_decay=0.0)
-    learner = build_learner(task, FakeBackend(), task.build_model(None), config)
+    backend = FakeBackend() if task.device == "cpu" else open_backend(ON_GPU)
+    learner = build_learner(task, backend, task.build_model(None), config)
     seed_everything(1)
     return learner
 
@@ -71,7 +86,7 @@ def train(learner, task, start, stop):
 def trained_by_torch(task):
     """The weights after a loop as anybody writes it."""
     seed_everything(0)
-    model = task.build_model(None)
+    model = task.build_model(None).to(task.device)
     groups = [dict(group) for group in task.parameter_groups(model, 0.0)]
     optimizer = task.make([group for group in groups if group["params"]])
     scales = [group["lr"] / RATE for group in optimizer.param_groups]
@@ -110,10 +125,10 @@ def difference(left, right):
     return max(float((left[n] - right[n]).detach().abs().max()) for n in left)
 
 
-def compared(make, *, matrices=False):
+def compared(make, *, matrices=False, device="cpu"):
     """(from torch's loop, of the resumed from the whole run), or why it is refused."""
     task = Optimizing()
-    task.make, task.matrices = make, matrices
+    task.make, task.matrices, task.device = make, matrices, device
     try:
         whole = learner_of(task)
         train(whole, task, 0, 1)
@@ -195,10 +210,14 @@ def needs(name):
         pytest.skip(f"needs {package}")
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", FEW)
-def test_an_optimizer_is_as_in_torchs_loop_and_goes_on_bit_for_bit(name):
+def test_an_optimizer_is_as_in_torchs_loop_and_goes_on_bit_for_bit(name, device):
     needs(name)
-    assert compared(FEW[name]) == (0.0, 0.0)
+    try:
+        assert compared(FEW[name], device=device) == (0.0, 0.0)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def table(of_all):
