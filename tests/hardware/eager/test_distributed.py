@@ -7,10 +7,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from no_dropout import without_dropout
+from runs import script
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 from zoo_models import Zoo, entries
 
 from tpukit.errors import UsageError
@@ -78,6 +80,22 @@ def loss_and_gradients(model, task, batch):
     }
 
 
+def assert_same_step_in_bf16(task, mesh):
+    """To the bit: what autocast has in half precision is gathered so, and nothing else."""
+    (batch,) = task.example_batches(2)
+    torch.manual_seed(0)
+    model = task.build_model(TorchOps())
+    sharded = FSDP(mesh, half=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = loss_and_gradients(copy.deepcopy(model), task, batch)
+        prepared = sharded.prepare(model, train=True)
+        found = sharded.call(prepared, loss_and_gradients, task, batch)
+    assert found[0] == expected[0]
+    torch.testing.assert_close(found[1], expected[1], rtol=0, atol=0)
+    assert all(parameter.dtype == torch.float32 for parameter in prepared.parameters())
+    return prepared
+
+
 def assert_same_step(task, batch, mesh):
     torch.manual_seed(0)
     model = task.build_model(TorchOps())
@@ -99,6 +117,7 @@ def test_a_model_of_the_zoo_computes_the_same_in_shards(name, mesh):
             assert_same_step(task, batch, mesh)
         return
     assert_same_step(task, batch, mesh)
+    assert_same_step_in_bf16(task, mesh)
 
 
 def test_eit_computes_the_same_in_shards(mesh):
@@ -116,3 +135,75 @@ def test_a_gradient_of_a_gradient_is_refused_by_name_and_one_alone_is_not(mesh):
     assert found.abs().sum() > 0
     with pytest.raises(UsageError, match="gradient of a gradient"):
         torch.autograd.grad(prepared(x).sum(), x, create_graph=True)
+
+
+class Layers(nn.Module):
+    """Two layers, with tied matrices, one that is frozen, and one that no loss uses."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.embedding = nn.Embedding(20, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(),
+                          nn.Linear(2 * width, width))
+            for _ in range(2)
+        )  # fmt: skip
+        self.blocks[0][1].weight.requires_grad_(False)
+        self.head = nn.Linear(width, 20, bias=False)
+        self.head.weight = self.embedding.weight
+        self.unused = nn.Linear(width, width)
+
+    def forward(self, x):
+        h = self.embedding(x)
+        for block in self.blocks:
+            h = h + (checkpoint(block, h, use_reentrant=False) if self.training else block(h))
+        return self.head(h)
+
+
+class Next(Zoo):
+    """The next of a few numbers."""
+
+    def __init__(self):
+        pass
+
+    def build_model(self, ops):
+        return Layers()
+
+    def example_batches(self, rows):
+        return [{"x": torch.arange(8 * rows).view(rows, 8) % 20}]
+
+    def loss(self, model, batch):
+        scores = model(batch["x"]).float().flatten(0, 1)
+        return {"loss": nn.functional.cross_entropy(scores, (batch["x"].flatten() + 1) % 20)}
+
+
+def test_tied_frozen_and_recomputed_layers_are_the_same_in_half_precision(mesh):
+    prepared = assert_same_step_in_bf16(Next(), mesh)
+    norms = [m.weight for m in prepared.modules() if isinstance(m, nn.LayerNorm)]
+    assert len(norms) == 2 and not any(isinstance(weight, DTensor) for weight in norms)
+    x = torch.arange(8).view(1, 8)
+    prepared.eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert prepared(x).isfinite().all()
+    # Back in shards, in fp32.
+    assert isinstance(prepared.blocks[1][1].weight, DTensor)
+
+
+def test_weights_in_half_precision_are_not_used_in_fp32(mesh):
+    sharded = FSDP(mesh, half=torch.bfloat16)
+    prepared = sharded.prepare(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)), train=True)
+    with pytest.raises(UsageError, match="gathered in half precision"):
+        sharded.call(prepared, nn.Module.__call__, torch.ones(2, 3))
+
+
+def test_no_half_copies_of_sharded_weights_are_kept_for_the_backward_pass(tmp_path):
+    """On two ranks: against DDP, which keeps them, with its loss and gradients."""
+    done = script("kept_halves.py", tmp_path / "found.pt", ranks=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shards, copies, exact = torch.load(tmp_path / "found.pt")
+    assert copies["kept"] > 0.9 * 2 * copies["weights"]
+    assert shards["kept"] < 0.1 * copies["kept"]
+    # Once a layer, in bf16.
+    assert shards["gathered"] == 2 * shards["weights"]
+    assert shards["loss"] == copies["loss"] == pytest.approx(exact["loss"], rel=2**-8)
+    torch.testing.assert_close(shards["gradients"], copies["gradients"], rtol=1e-5, atol=1e-6)

@@ -290,6 +290,22 @@ def test_sharded_weights_are_gathered_a_block_at_a_time():
     assert shard.memory["gathered"] == 2 * weights
     assert shard.memory["buckets"] == 0
     assert shard.parameters == whole.parameters
+    # Gathered twice and scattered once, where an all-reduce does both once.
+    assert shard.collective_bytes == 1.5 * weights
+
+
+def test_sharded_weights_are_gathered_in_half_precision_and_not_copied():
+    exact, half = (
+        trial(Deep(), f"x={WIDTH}", "4xl4", 64, precision=precision, shard=True)
+        for precision in ("fp32", "bf16")
+    )
+    weights = 4 * LAYERS * WIDTH**2
+    # Two pieces in half precision, and gradients in fp32 that are scattered.
+    assert half.memory["gathered"] == 1.5 * weights
+    assert half.memory["casts"] == 0
+    assert half.memory["activations"] < 0.1 * weights
+    assert half.memory["optimizer"] == exact.memory["optimizer"]
+    assert half.collective_bytes == weights
 
 
 @torch.library.custom_op("tpukit_tests::unknown", mutates_args=())

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.utils.checkpoint import checkpoint
 
 from tpukit.errors import ConfigError, HardwareError
@@ -40,7 +39,12 @@ from tpukit.hardware.eager.compiling import compile_forward, compiled_passes, is
 from tpukit.hardware.eager.cpu_attention import cpu_attention
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.eager.distributed import DDP, FSDP, SingleProcess, split_mixed_groups
-from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate, clip_factor
+from tpukit.hardware.eager.grad_scaling import (
+    LocalScaler,
+    PlainUpdate,
+    ScaledUpdate,
+    clip_factor,
+)
 from tpukit.hardware.eager.recomputation import in_order, recomputed
 from tpukit.hardware.first_state import make_state
 from tpukit.hardware.kernels.flash_attention import fits, flash_attention
@@ -346,9 +350,10 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         check_cuda()
     timeout = timedelta(seconds=options.collective_timeout)
     with output_sent_to(os.devnull, 1):  # gloo logs each connection
-        eager, parallelism = _start(kind, options, world, timeout)
+        eager, place = _start(kind, world, timeout)
+        precision = choose_precision(options.precision, kind, native_bf16=eager.native_bf16)
+        parallelism = _parallelism(place, eager.device, options, precision, world)
         collectives = Collectives() if world == 1 else GlooCollectives(world, timeout)
-    precision = choose_precision(options.precision, kind, native_bf16=eager.native_bf16)
     eager.set_arithmetic(precision, deterministic=options.deterministic)
     if options.deterministic:
         torch.use_deterministic_algorithms(True)
@@ -363,7 +368,7 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         precision,
         collectives,
         parallelism,
-        ScaledUpdate(GradScaler(device.type), device) if scales else PlainUpdate(),
+        ScaledUpdate(LocalScaler(device.type), device) if scales else PlainUpdate(),
         compiles=_can_compile(kind, eager.compiles if options.compile is None else options.compile),
         fused=kind == "tpu" and world == 1 and options.kernels == "on",
     )
@@ -393,21 +398,21 @@ def share_cores(ranks: int) -> None:
 
 
 def _start(
-    kind: Kind, options: HardwareOptions, world: int, timeout: timedelta
-) -> tuple[EagerDevice, SingleProcess]:
-    """This rank's device, and how it shares a model with the other ranks, which it has joined."""
+    kind: Kind, world: int, timeout: timedelta
+) -> tuple[EagerDevice, Callable[[nn.Module], nn.Module]]:
+    """This rank's device, and what moves a model to it; the other ranks are joined."""
     if kind == "tpu":
         from tpukit.hardware.eager.torch_tpu import start_torch_tpu
 
         tpu = start_torch_tpu(world)
-        return tpu, _parallelism(tpu.place, tpu.device, options, world)
+        return tpu, tpu.place
     device = _join_by_accelerate(kind, timeout)
     eager = CpuDevice() if kind == "cpu" else CudaDevice(device)
 
     def place(model: nn.Module) -> nn.Module:
         return model.to(eager.device)
 
-    return eager, _parallelism(place, eager.device, options, world)
+    return eager, place
 
 
 def _join_by_accelerate(kind: Kind, timeout: timedelta) -> torch.device:
@@ -435,6 +440,7 @@ def _parallelism(
     place: Callable[[nn.Module], nn.Module],
     device: torch.device,
     options: HardwareOptions,
+    precision: Precision,
     world: int,
 ) -> SingleProcess:
     if world == 1:
@@ -446,4 +452,5 @@ def _parallelism(
     mesh = init_device_mesh(device.type, (world,))
     # `fully_shard` moves a model to a GPU or CPU itself.
     moves = place if device.type == "tpu" else None
-    return FSDP(mesh, moves, sync_batchnorm=options.sync_batchnorm)
+    half = HALVES.get(precision)
+    return FSDP(mesh, moves, half=half, sync_batchnorm=options.sync_batchnorm)

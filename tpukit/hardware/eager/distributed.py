@@ -1,14 +1,15 @@
 """How a model is spread over eager ranks: single-process, replicated (DDP) or sharded (FSDP)."""
 
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
@@ -68,6 +69,22 @@ NONE_UNUSED = "find_unused_parameters=True was specified"
 
 NOT_GATHERED = "got mixed torch.Tensor and DTensor"
 """torch's error where a shard is used as if it were the whole."""
+
+NOT_IN_HALF = re.compile(r"must have the same dtype|weight type .* should be the same")
+"""torch's errors where a layer whose weights are in half precision computes in fp32."""
+
+IN_HALF = {
+    layer.forward
+    for layer in (
+        nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d,
+        nn.ConvTranspose3d, nn.MultiheadAttention,
+    )
+}  # fmt: skip
+"""Forward passes that under autocast use the layer's weights in half precision alone."""
+THEIR_WEIGHTS = {"weight", "bias", "in_proj_weight", "in_proj_bias", "q_proj_weight",
+                 "k_proj_weight", "v_proj_weight"}  # fmt: skip
+LEAST_SHARDED = 31 / 32
+"""Share of a layer's weights that autocast has in half precision, for gathers in half precision."""
 
 DDP_OPTIONS: Mapping[str, Any] = {
     "gradient_as_bucket_view": True,
@@ -135,7 +152,11 @@ class DDP(SingleProcess):
 
 
 class FSDP(SingleProcess):
-    """Every rank holds a shard of each parameter, its gradient and its optimizer state."""
+    """Every rank holds a shard of each parameter, its gradient and its optimizer state.
+
+    Under autocast layers are gathered in its precision, else its copies of their weights would stay
+    until the backward pass. What it leaves in fp32 (norms' weights), every rank then holds whole.
+    """
 
     is_recordable = False
 
@@ -144,20 +165,22 @@ class FSDP(SingleProcess):
         mesh: Any,
         place: Callable[[nn.Module], nn.Module] | None = None,
         *,
+        half: torch.dtype | None = None,
         sync_batchnorm: bool = False,
     ) -> None:
+        """half: autocast's precision; None: it is off."""
         # Without a place `fully_shard` moves the model.
         super().__init__(place or (lambda model: model), sync_batchnorm=sync_batchnorm)
-        self.mesh = mesh
+        self.mesh, self.half = mesh, half
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         model = self.place(model)
-        scalars = {parameter for parameter in model.parameters() if parameter.ndim == 0}
+        whole = {parameter for parameter in model.parameters() if parameter.ndim == 0}
+        in_half = set() if self.half is None else _in_half(model)
         for block in repeated_blocks(model):
-            fully_shard(block, mesh=self.mesh, ignored_params=scalars)
-        # Left whole after an evaluation, weights would be copies that an exchange never reaches.
+            self._shard(block, in_half, whole)
         for part in _called_parts(model):
-            fully_shard(part, mesh=self.mesh, reshard_after_forward=True, ignored_params=scalars)
+            self._shard(part, in_half, whole)
             part.register_forward_hook(_watch_gradients)
         for module in _sharded(model):
             # Sums, not means; and means over gloo are sums in torch 2.8.
@@ -167,10 +190,34 @@ class FSDP(SingleProcess):
             tensor.data = tensor.data.to(self.mesh.device_type)
         return model
 
+    def _shard(
+        self, module: nn.Module, in_half: set[nn.Parameter], whole: set[nn.Parameter]
+    ) -> None:
+        """Makes a module one group, gathered at once; adds to `whole` what stays out of it."""
+        own = [p for p in module.parameters() if p not in whole and not isinstance(p, DTensor)]
+        policy = MixedPrecisionPolicy()
+        if _count(p for p in own if p in in_half) > LEAST_SHARDED * _count(own):
+            policy = MixedPrecisionPolicy(
+                self.half, reduce_dtype=torch.float32, cast_forward_inputs=False
+            )
+            whole.update(p for p in own if p not in in_half)
+        # Left whole after an evaluation, weights would be copies that an exchange never reaches.
+        fully_shard(
+            module, mesh=self.mesh, reshard_after_forward=True, mp_policy=policy,
+            ignored_params=whole,
+        )  # fmt: skip
+
     def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(model, *arguments)
         except RuntimeError as error:
+            if self.half is not None and NOT_IN_HALF.search(str(error)):
+                raise UsageError(
+                    "--shard: the model computes in fp32 (`autocast(enabled=False)`) with weights"
+                    f" that are gathered in half precision: {error}.",
+                    "Use --precision fp32, or leave --shard out.",
+                    id="shard",
+                ) from error
             if NOT_GATHERED not in str(error):
                 raise
             raise UsageError(
@@ -188,20 +235,21 @@ class FSDP(SingleProcess):
         with synchronized_batch_norm() if self.sync_batchnorm else nullcontext():
             yield
         if last:
-            for parameter in _whole(model):
-                if parameter.grad is not None:
-                    dist.all_reduce(parameter.grad)
+            _sum_over_ranks([p.grad for p in _whole(model) if p.grad is not None])
             self.share(model)
 
     def share(self, model: nn.Module) -> None:
         share_buffers(model)
 
     def norms(self, gradients: Sequence[Tensor]) -> Tensor:
-        squares = super().norms([local(gradient) for gradient in gradients]).square()
+        if not gradients:
+            return super().norms(gradients)
+        norms = torch._foreach_norm([local(gradient) for gradient in gradients])
         # What is whole is on every rank, and counts once.
-        counts = [isinstance(g, DTensor) or dist.get_rank() == 0 for g in gradients]
-        if not all(counts):
-            squares *= torch.tensor(counts, device=squares.device)
+        again = [n for n, g in zip(norms, gradients, strict=True) if not isinstance(g, DTensor)]
+        if again and dist.get_rank() > 0:
+            torch._foreach_zero_(again)
+        squares = torch.stack(norms).square()
         dist.all_reduce(squares)
         return squares.sqrt()
 
@@ -236,6 +284,25 @@ def _require_first_order(_gradient: Tensor) -> None:
         )
 
 
+def _in_half(model: nn.Module) -> set[nn.Parameter]:
+    """Weights in fp32 that autocast has in half precision wherever they are used.
+
+    A layer with a forward pass of its own names them in its class's `weights_in_half`.
+    """
+    found, others = set[nn.Parameter](), set[nn.Parameter]()
+    for module in model.modules():
+        kind = type(module)
+        cast = THEIR_WEIGHTS if kind.forward in IN_HALF else getattr(kind, "weights_in_half", ())
+        for name, parameter in module.named_parameters(recurse=False):
+            is_cast = name in cast and parameter.dtype == torch.float32
+            (found if is_cast else others).add(parameter)
+    return found - others
+
+
+def _count(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
 def _called_parts(model: nn.Module) -> Iterator[nn.Module]:
     """The model, or where it is a container without a forward pass (a GAN's ModuleDict) its
     outermost parts that have one: in that pass their weights are gathered."""
@@ -251,8 +318,20 @@ def _sharded(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 def _whole(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters that every rank holds: those without an axis to cut, and a container's own."""
+    """Parameters that every rank holds: those without an axis to cut, a container's own, and what
+    autocast leaves in fp32 among layers in half precision."""
     return [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
+
+
+def _sum_over_ranks(gradients: Sequence[Tensor]) -> None:
+    """Sums in place, those of a dtype in one message."""
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        same = [gradient for gradient in gradients if gradient.dtype == dtype]
+        flat = torch.cat([gradient.flatten() for gradient in same])
+        dist.all_reduce(flat)
+        totals = torch.split_with_sizes(flat, [gradient.numel() for gradient in same])
+        for gradient, total in zip(same, totals, strict=True):
+            gradient.copy_(total.view_as(gradient))
 
 
 def split_mixed_groups(optimizer: torch.optim.Optimizer) -> None:

@@ -1,6 +1,8 @@
 """The update of an eager step: clip, scale, step, in as few passes over memory as there can be."""
 
 from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +35,19 @@ class PlainUpdate:
 
     def set_state(self, state: Mapping[str, float]) -> None:
         pass
+
+
+class LocalScaler(GradScaler):
+    """Looks at this rank's shards: no operation takes sharded gradients beside whole ones."""
+
+    def _unscale_grads_(self, optimizer: Any, *given: Any) -> dict[torch.device, Tensor]:
+        shards = []
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            shard = local(parameter).detach()
+            shard.grad = None if parameter.grad is None else local(parameter.grad)
+            shards.append(shard)
+        own: Any = SimpleNamespace(param_groups=[{"params": shards}])
+        return super()._unscale_grads_(own, *given)
 
 
 class ScaledUpdate(PlainUpdate):

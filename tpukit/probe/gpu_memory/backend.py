@@ -7,15 +7,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
+from tpukit.hardware.backend import HALVES, OptimizerSettings, ParameterGroup
 from tpukit.hardware.collectives import Collectives
 from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.hardware.eager.devices import CpuDevice
 from tpukit.hardware.eager.distributed import FSDP, SingleProcess, split_mixed_groups
-from tpukit.hardware.eager.grad_scaling import PlainUpdate, ScaledUpdate
+from tpukit.hardware.eager.grad_scaling import LocalScaler, PlainUpdate, ScaledUpdate
 from tpukit.hardware.modules import local
 from tpukit.hardware.optimizers import adopt, gradients_of, named_optimizer, trained_of
 from tpukit.hardware.options import Precision
@@ -40,7 +39,7 @@ class RecordedBackend(EagerBackend):
         gpu.native_bf16, gpu.recomputes = native_bf16, recomputes
         parallel = SingleProcess(lambda model: model)
         if devices > 1:
-            parallel = FSDP(mesh) if mesh else RecordedDDP(recorder)
+            parallel = FSDP(mesh, half=HALVES.get(precision)) if mesh else RecordedDDP(recorder)
         super().__init__(
             "gpu", gpu, precision, Collectives(), parallel, _update(precision), compiles=False
         )
@@ -140,7 +139,7 @@ class RecordedDDP(SingleProcess):
         yield
 
 
-class SteppingScaler(GradScaler):
+class SteppingScaler(LocalScaler):
     """A gradient scaler that reads no value: every step's gradients are finite."""
 
     def _maybe_opt_step(

@@ -157,6 +157,11 @@ class StorageRecorder(TorchDispatchMode):
         if func.namespace in ("c10d", "fsdp"):
             passing = [t for t in inputs if self.kind_of(t) in ("activations", "temporaries")]
             self.claim(passing, "gathered")
+        if func.namespace == "c10d" and self.phase in ("forward", "backward") and inputs:
+            # An all-reduce is a scatter and a gather.
+            moved = max(tensor.nbytes for tensor in inputs)
+            is_both = "allreduce" in func._schema.name
+            self.trace.reduced_bytes += moved if is_both else moved // 2
         if not outputs:
             return
         name = func._schema.name.partition("::")[2]

@@ -187,6 +187,8 @@ class QueryKeyValue(nn.Linear):
     scale up to whole steps.
     """
 
+    weights_in_half = ("weight", "bias")
+
     def __init__(self, width: int, widths: tuple[int, int, int], *, bias: bool) -> None:
         super().__init__(width, sum(widths), bias=bias)
         self.widths = widths

@@ -82,6 +82,8 @@ def parse_layers(text: str) -> tuple[int, ...]:
 class LoraLinear(nn.Module):
     """A frozen linear layer plus scale * up(down(x)); it starts as the layer alone."""
 
+    weights_in_half = ("weight", "bias", "down", "up")
+
     def __init__(self, base: nn.Linear, rank: int, scale: float, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = dropout
