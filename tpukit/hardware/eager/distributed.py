@@ -213,8 +213,8 @@ class FSDP(SingleProcess):
         except RuntimeError as error:
             if self.half is not None and NOT_IN_HALF.search(str(error)):
                 raise UsageError(
-                    "--shard: the model computes in fp32 (`autocast(enabled=False)`) with weights"
-                    f" that are gathered in half precision: {error}.",
+                    "--shard: the model computes in fp32 (`autocast(enabled=False)`, --check-bf16)"
+                    f" with weights that are gathered in half precision: {error}.",
                     "Use --precision fp32, or leave --shard out.",
                     id="shard",
                 ) from error
