@@ -14,9 +14,12 @@ import torch_xla
 import torch_xla.debug.metrics as met
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from writes_on_xla import WRITES
 
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
+from tpukit.probe.parity import SameRandomNumbers
 
 IMAGE = (2, 3, 8, 8)
 ATTENTION = [(2, 2, 6, 8)] * 3
@@ -313,6 +316,44 @@ def programs(backend) -> dict[str, str]:
     return {"product": hlo(list(product)), "layer norm": hlo(list(norm))}
 
 
+def with_same_numbers(function, x):
+    with SameRandomNumbers():
+        return computed(function, [x])
+
+
+def checkpointed_selectively(function, x):
+    products = [torch.ops.aten.mm.default]
+    contexts = functools.partial(create_selective_checkpoint_contexts, products)
+    kept = functools.partial(
+        torch.utils.checkpoint.checkpoint, function, use_reentrant=False, context_fn=contexts
+    )
+    return computed(kept, [x])
+
+
+WAYS = {
+    "plain": lambda function, x: computed(function, [x]),
+    "same numbers": with_same_numbers,
+    "selective checkpoint": checkpointed_selectively,
+}
+
+
+def writes(backend) -> dict[str, dict[str, float]]:
+    """By way and function the largest relative error of values and gradients."""
+    host = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    pairs = {}
+    for name, function in WRITES.items():
+        expected = computed(function, [host.clone().requires_grad_()])
+        for way, run in WAYS.items():
+            sent = backend.mesh.send(host).requires_grad_()
+            with backend.autocast(), torch.autograd.set_multithreading_enabled(False):
+                pairs[way, name] = list(zip(run(function, sent), expected, strict=True))
+    backend.finish()
+    return {
+        way: {name: max(relative_error(*p) for p in pairs[way, name]) for name in WRITES}
+        for way in WAYS
+    }
+
+
 def main() -> None:
     backend = open_backend(HardwareOptions(hw="tpu", precision="fp32"))
     errors, compilations = [], []
@@ -322,6 +363,7 @@ def main() -> None:
     mixed, fused = attention_of_two_dtypes(backend), fused_attention(backend)
     found = {"errors": errors, "compilations": compilations, "mixed": mixed, "fused": fused}
     found["gathers"] = gathers(backend)
+    found["writes"] = writes(backend)
     print(json.dumps({**found, "programs": programs(backend)}))
 
 

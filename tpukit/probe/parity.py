@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import HALVES, AdamSettings, Batch
+from tpukit.hardware.dispatch_modes import with_views_on_xla
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 from tpukit.train.config import TrainConfig
@@ -210,6 +211,7 @@ def _worst(left: State, right: State) -> tuple[str, str]:
 class SameRandomNumbers(TorchDispatchMode):
     """Inside, the CPU's generator draws the random numbers of every device, drop-out's too."""
 
+    @with_views_on_xla
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -17,6 +17,15 @@ def test_operators_and_their_gradients_agree_with_the_cpu(found):
     assert not wrong
 
 
+def test_writes_in_place_and_through_views_agree_with_the_cpu(found):
+    """By themselves, while random numbers are compared, and inside a selective checkpoint."""
+    wrong = {
+        way: {name: error for name, error in errors.items() if not error < 1e-5}
+        for way, errors in found["writes"].items()
+    }
+    assert wrong == {"plain": {}, "same numbers": {}, "selective checkpoint": {}}
+
+
 def test_other_values_compile_nothing(found):
     assert found["compilations"] == [1, 1]
     assert all(isinstance(error, float) for error in found["errors"][1].values())

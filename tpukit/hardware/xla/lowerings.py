@@ -17,7 +17,9 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table
 from torch.library import Library
+from torch.utils import checkpoint
 
+from tpukit.hardware.dispatch_modes import with_views_on_xla
 from tpukit.hardware.kernels.torch_attention import RUNNING, attention_under_autocast
 from tpukit.hardware.xla.resize import RESIZES, pool_backward, resize, resize_backward, windows
 
@@ -67,6 +69,10 @@ def _registered() -> Any:
     if not hasattr(torch, "xla"):
         torch._register_device_module("xla", DeviceModule)  # type: ignore[no-untyped-call]
     library.impl("scaled_dot_product_attention", _attention, "AutocastXLA")
+    # Selective checkpoints run the model's own code inside these.
+    for mode in (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode):
+        handler = with_views_on_xla(mode.__torch_dispatch__)
+        mode.__torch_dispatch__ = handler  # type: ignore[method-assign]
     # Its loop over experts writes to slices (`out=`), which are copies on XLA: zeros, in silence.
     experts: Any = Library("transformers", "FRAGMENT")  # type: ignore[no-untyped-call]
     experts.impl("grouped_mm_fallback", _grouped_mm, "XLA")
