@@ -27,7 +27,7 @@ def loader_workers(backend: Backend, requested: int | None = None) -> int:
         return -(-requested // backend.world_size)
     kind = backend.describe()["hardware"]
     if kind == "cpu" or (kind == "tpu" and is_emulated(os.environ)):
-        # Steps on a CPU use every core: there a thread makes the batches.
+        # Steps on a CPU use every core: there the thread that trains makes the batches.
         return 0
     if backend.device.type == "xla":
         return workers_of_devices(backend.devices // backend.world_size)

@@ -260,8 +260,8 @@ class Learner:
             first, last = index == 0, index == len(batches) - 1
             with self.backend.micro_batch(self.model, first=first, last=last) as backward:
                 self._names, part = self.sums.forward(batch, self._names)
-                dropped = before is not None and interrupt is not None and interrupt(index + 1)
-                if dropped and before is not None and self.undo_passes(before):
+                unwanted = interrupt is not None and interrupt(index + 1)
+                if unwanted and before is not None and self.undo_passes(before):
                     return False
                 sums = self.backend.all_reduce_sum(part.detach()) if first else part.detach()
                 self._choose_unit(sums[0], len(batch["mask"]))

@@ -103,7 +103,9 @@ class ImagesConfig:
         try:
             _ = self.value_range and ValueRange.parse(self.value_range)
         except ValueError:
-            problems.append(f"value_range {self.value_range!r} is not MIN:MAX, two numbers.")
+            problems.append(
+                f"value_range {self.value_range!r} is not MIN:MAX, two numbers, the smaller first."
+            )
         problems += [
             f"metrics: there is no {name!r}; there are {', '.join(METRIC_NAMES)}."
             for name in self.chosen
