@@ -59,11 +59,11 @@ def make_dialogue(seed: int, part: Part, index: int) -> Dialogue:
     """Sample `index` of a part, the same on every machine."""
     rng = random.Random(f"{seed}/{part}/{index}")
     scenario = rng.choice(dialogue_parts()["scenario"])
-    ending = rng.choice(scenario["ending"])
+    end, phrases = rng.choice(scenario["ending"])
     slots = _fill_slots(rng, part)
     say = _Speaker(rng, part, slots)
-    lines = _chat(say, scenario["turn"], ending["turn"])
-    summary = f"{scenario['summary']} {ending['summary']}"
+    lines = _chat(say, {"a": scenario["opening"], "b": phrases})
+    summary = f"{scenario['summary']} {end}"
     names = tuple(slots[s] for s in ("a", "b", "c", "d", "town") if f"{{{s}}}" in summary)
     return Dialogue("\r\n".join(lines), _with_articles(summary.format(**slots)), names)
 
@@ -76,28 +76,31 @@ class _Speaker:
     part: Part
     slots: dict[str, str]
 
-    def turn(self, who: str, phrases: dict[str, list[str]], *, opener: bool = False) -> str:
+    def turn(self, who: str, phrases: list[str], *, opener: bool = False) -> str:
         """`Name: text`, one phrase of this part with its alternatives chosen."""
-        phrase = self.rng.choice(phrases[self.part])
+        phrase = self._choice(phrases)
         if opener and self.rng.random() < OPENER_SHARE:
-            phrase = self.rng.choice(dialogue_parts()["openers"][self.part]) + phrase
+            phrase = self._choice(dialogue_parts()["phrases"]["opener"]) + phrase
         chosen = re.sub(r"\[([^]]*)\]", lambda m: self.rng.choice(m[1].split("|")), phrase)
         return f"{self.slots[who]}: {_with_articles(chosen.format(**self.slots))}"
 
+    def _choice(self, phrases: list[str]) -> str:
+        return phrases[-1] if self.part == "test" else self.rng.choice(phrases[:-1])
+
     def chatter(self, who: str, kind: str) -> str:
-        return self.turn(who, dialogue_parts()["chatter"][kind])
+        return self.turn(who, dialogue_parts()["phrases"][kind])
 
 
-def _chat(say: _Speaker, opening: list[Any], ending: list[Any]) -> list[str]:
+def _chat(say: _Speaker, said: dict[str, list[str]]) -> list[str]:
     lines = []
     if say.rng.random() < 0.7:
         lines.append(say.chatter("a", "greeting"))
         if say.rng.random() < 0.6:
             lines.append(say.chatter("b", "answer"))
-    for turn in [*opening, *ending]:
+    for who, phrases in said.items():
         if say.rng.random() < ASIDE_SHARE:
             lines.append(say.chatter(say.rng.choice("ab"), "aside"))
-        lines.append(say.turn(turn["who"], turn, opener=True))
+        lines.append(say.turn(who, phrases, opener=True))
     if say.rng.random() < 0.6:
         lines.append(say.chatter("a", "closing"))
     return lines
@@ -115,10 +118,10 @@ def _fill_slots(rng: random.Random, part: Part) -> dict[str, str]:
     slots["price"] = str(rng.choice(range(5, 95, 5)))
     people: list[str] = []
     while len(people) < 4:
-        name = _put_together(rng, part, dialogue_parts()["names"]["parts"])
+        name = _put_together(rng, part, dialogue_parts()["syllables"]["names"])
         if name not in people:
             people.append(name)
-    town = _put_together(rng, part, dialogue_parts()["towns"]["parts"])
+    town = _put_together(rng, part, dialogue_parts()["syllables"]["towns"])
     return {**slots, **dict(zip("abcd", people, strict=True)), "town": town}
 
 
