@@ -26,7 +26,13 @@ class PythonWatch:
         """made: steps of this process."""
         self._before = None
         if made in WATCHED_STEPS:
-            self._before = PythonState(self._owner, saved=self._owner.model)
+            model = self._owner.model
+            saved = _saved_tensors(model)
+            self._before = PythonState(
+                self._owner,
+                _saved_entries(model),
+                lambda tensor: id(tensor) in saved or tensor.grad_fn is not None,
+            )
 
     def step_done(self) -> str | None:
         """A warning after the last of these steps, if there is anything to say."""
@@ -49,3 +55,23 @@ class PythonWatch:
             " (`register_buffer`, `get_extra_state`), or compute it from a buffer that counts in"
             " `after_step`."
         )
+
+
+def _saved_tensors(model: nn.Module) -> set[int]:
+    passing = {
+        id(module._buffers[name])
+        for module in model.modules()
+        for name in module._non_persistent_buffers_set
+    }
+    return {id(tensor) for tensor in (*model.parameters(), *model.buffers())} - passing
+
+
+def _saved_entries(model: nn.Module) -> dict[int, set[str]]:
+    """By id of a dict of a module the names in it that its state dict stands for."""
+    hidden = {}
+    for module in model.modules():
+        hidden[id(module._parameters)] = set(module._parameters)
+        hidden[id(module._buffers)] = set(module._buffers) - module._non_persistent_buffers_set
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            hidden[id(vars(module))] = set(vars(module)) - {"_modules", "_buffers", "_parameters"}
+    return hidden

@@ -27,7 +27,8 @@ from tpukit.hardware.eager.recorder import (
     recording_mode,
 )
 from tpukit.hardware.memory import is_out_of_memory_text
-from tpukit.hardware.python_state import NOT_USERS, PythonState
+from tpukit.hardware.python_state import PythonState
+from tpukit.hardware.python_values import NOT_USERS
 
 SHARED_MEMORY = "identified a duplicate input"
 """torch_tpu's error for arguments that are one: nothing may be overwritten there."""

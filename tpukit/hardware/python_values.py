@@ -1,0 +1,152 @@
+"""Values of Python as a step reads them: whose they are, and whether they are the same."""
+
+import io
+import pickle
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from operator import length_hint
+from pathlib import Path, PurePath
+from types import GeneratorType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+PACKAGE = Path(__file__).parents[1]
+OWN = ("hardware", "io", "knowledge", "probe", "registry", "train")
+NOT_USERS = ("/site-packages/", "/lib/python3", *(f"{PACKAGE}/{part}/" for part in OWN))
+"""Parts of the paths of code that is not the user's."""
+NO_SETTINGS = (
+    "IPython.", "_io.", "_thread.", "asyncio.", "concurrent.", "ipykernel.", "jax.", "logging.",
+    "multiprocessing.", "threading.", "torch._", "torch.distributed.", "torch.fx.", "torch.utils.",
+    "torch_tpu.", "torch_xla.", "tpukit.", "tqdm.", "traitlets.",
+)  # fmt: skip
+"""Beginnings of the names of modules whose objects change by themselves."""
+PLAIN = (
+    bool, type(None), int, float, str, bytes, complex, np.generic, PurePath, range, slice,
+    torch.dtype, torch.device, torch.layout,
+)  # fmt: skip
+GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+MOST_BYTES = 1 << 20
+"""Maximum size of an array that is compared as a whole."""
+SAMPLED = 1 << 14
+"""Number of entries of a larger one that are compared."""
+
+
+# -- whose it is ----------------------------------------------------------------------------------
+@cache
+def of_user(module: str | None) -> bool:
+    """Whether a module is of the user's code."""
+    if module == "builtins" or module in sys.builtin_module_names:
+        return False
+    file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
+    return not any(part in file for part in NOT_USERS)
+
+
+@cache
+def is_of_library(kind: Any) -> bool:
+    """Whether objects of a class are a library's own, other than the parts of a model."""
+    known = issubclass(kind, (nn.Module, Optimizer, Tensor)) or kind.__module__ == "builtins"
+    return not known and not of_user(kind.__module__)
+
+
+@cache
+def is_settings(kind: Any) -> bool:
+    """Whether a step may read the attributes of such objects: they are no data set."""
+    if issubclass(kind, (nn.Module, Optimizer)):
+        return True
+    is_sized = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+    is_data = is_sized and not issubclass(kind, (Mapping, Sequence))
+    changes = not of_user(kind.__module__) and f"{kind.__module__}.".startswith(NO_SETTINGS)
+    is_data = is_data or kind.__module__ == "builtins" or issubclass(kind, (Dataset, DataLoader))
+    return not is_data and not changes
+
+
+# -- whether it is the same -----------------------------------------------------------------------
+def same(before: Any, now: Any) -> bool:
+    """Whether a step cannot tell two values apart: 1 and 1.0 it can, NaN and NaN not."""
+    if before is now:
+        return True
+    if type(before) is not type(now):
+        return False
+    if isinstance(before, tuple):
+        return len(before) == len(now) and all(map(same, before, now))
+    return isinstance(before, PLAIN) and repr(before) == repr(now)
+
+
+def is_buffer(value: Any) -> bool:
+    """Whether it is an array, of NumPy or another."""
+    try:
+        memoryview(value).release()
+    except (TypeError, ValueError, BufferError):
+        return isinstance(value, np.ndarray)
+    return True
+
+
+def mark(value: Any) -> Any:
+    """What is equal for as long as an array, a generator or an iterator is in the same state."""
+    if isinstance(value, Tensor):
+        with suppress(RuntimeError, TypeError, NotImplementedError):  # has no memory of its own
+            flat = _sampled(value.detach().reshape(-1), value.element_size())
+            return flat.contiguous().view(torch.uint8).numpy().tobytes()
+        return None
+    if isinstance(value, np.ndarray):
+        objects = value.dtype.hasobject
+        flat = value.reshape(-1)
+        return [*map(id, flat)] if objects else _sampled(flat, value.itemsize).tobytes()
+    if type(value) in GENERATORS:
+        return pickle.dumps(_state(value))
+    return _position(value) if isinstance(value, Iterator) else bytes(value)
+
+
+def _sampled(flat: Any, entry_bytes: int) -> Any:
+    size = len(flat)
+    return flat if size * entry_bytes <= MOST_BYTES else flat[:: max(1, size // SAMPLED)]
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    state = generator.get_state()
+    return state.numpy() if isinstance(state, Tensor) else state
+
+
+def set_state(generator: Any, marked: bytes) -> None:
+    """Sets a random generator to what `mark` found."""
+    state = pickle.loads(marked)
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        is_of_torch = isinstance(generator, torch.Generator)
+        generator.set_state(torch.from_numpy(state) if is_of_torch else state)
+
+
+def _position(value: Iterator[Any]) -> Any:
+    """How far an iterator is; one that cannot say is never where it was."""
+    if isinstance(value, GeneratorType):
+        frame = value.gi_frame
+        held = frame.f_locals.items() if frame else ()
+        return [(name, each if isinstance(each, PLAIN) else id(each)) for name, each in held], (
+            frame.f_lasti if frame else None
+        )
+    if hasattr(value, "__dict__") or isinstance(value, io.IOBase):
+        return None  # its attributes say it; what a file holds is data
+    if (left := length_hint(value, -1)) >= 0:
+        return left
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.14 has no such pickles
+        try:
+            return pickle.dumps(value)
+        except Exception:  # whatever its parts raise
+            return object()
