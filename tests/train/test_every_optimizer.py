@@ -185,6 +185,13 @@ SCHEDULE_FREE = {
         "schedulefree", "ScheduleFreeWrapper", of_torch("SGD"), momentum=0.9
     )
 }
+PACKED = {
+    f"bitsandbytes.{name}": of_package("bitsandbytes.optim", name, weight_decay=0.0, **options)
+    for name, options in (
+        ("PagedAdamW", {}), ("AdamW8bit", {"min_8bit_size": 64}),
+        ("PagedAdamW8bit", {"min_8bit_size": 64}),
+    )
+}  # fmt: skip
 OTHERS = {
     **SCHEDULE_FREE,
     "prodigyopt.Prodigy": of_package("prodigyopt", "Prodigy"),
@@ -199,6 +206,7 @@ FEW = {
     "timm.lookahead_adamw": of_timm("lookahead_adamw"),
     "pytorch_optimizer.soap": of_collection("soap"),
     **OTHERS,
+    **PACKED,
 }
 
 

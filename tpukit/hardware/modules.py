@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from tpukit.errors import UsageError
+
 
 def move_tensors(
     model: nn.Module, parameter: Callable[[Tensor], Tensor], buffer: Callable[[Tensor], Tensor]
@@ -33,6 +35,18 @@ def _like(old: nn.Parameter, value: Tensor) -> nn.Parameter:
     made._backward_hooks = old._backward_hooks
     made._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
     return made
+
+
+def require_unpacked(model: nn.Module, where: str) -> None:
+    """Raises UsageError for weights that bitsandbytes packed, as only its kernels compute with."""
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "quant_state"):
+            raise UsageError(
+                f"{where}: {name!r} is packed into 4 bits: a GPU or CPU holds and computes with it"
+                " whole.",
+                "Use --set weights=bf16, or GPUs without --shard.",
+                id="packed-weights",
+            )
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from tpukit.errors import UsageError
+from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.backend import OptimizerSettings, ParameterGroup
 from tpukit.hardware.modules import exchange, local
 
@@ -22,30 +22,50 @@ ON_HOST = (torch.optim.Adadelta, torch.optim.RAdam)
 """Count their steps on the host: the first has no other form, the second's is exact to 1e-2."""
 STEPPED_BY = ("step", "zero_grad", "param_groups", "state", "state_dict", "load_state_dict")
 """Members of an optimizer, or of a class that wraps one."""
+PACKED = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW",
+          "paged_adamw_8bit": "PagedAdamW8bit"}  # fmt: skip
+"""Optimizers of bitsandbytes by their names here."""
 MASTER_STATE = ("master", "exp_avg", "exp_avg_sq")
 
 
 def named_optimizer(groups: Sequence[ParameterGroup], settings: OptimizerSettings) -> Optimizer:
     """The optimizer that the settings name, over these groups."""
     options = [group.options() for group in groups]
+    if settings.name in PACKED:
+        return _packed_adamw(options, settings)
     lr, betas, eps = settings.lr, settings.betas, settings.eps
+    made: Optimizer
     match settings.name:
         case "adamw":
             fused = not any(p.is_complex() for group in groups for p in group.parameters)
-            return torch.optim.AdamW(options, lr, betas, eps, fused=fused)
+            made = torch.optim.AdamW(options, lr, betas, eps, fused=fused)
         case "adam":
-            return torch.optim.Adam(options, lr, betas, eps)
+            made = torch.optim.Adam(options, lr, betas, eps)
         case "sgd":
-            return torch.optim.SGD(options, lr, settings.momentum)
+            made = torch.optim.SGD(options, lr, settings.momentum)
         case "rmsprop":
-            return torch.optim.RMSprop(options, lr, momentum=settings.momentum)
+            made = torch.optim.RMSprop(options, lr, momentum=settings.momentum)
         case "adafactor":
-            return torch.optim.Adafactor(options, lr)
+            made = torch.optim.Adafactor(options, lr)
         case "lion":
             from timm.optim.lion import Lion
 
-            lion: Optimizer = Lion(options, lr, betas)
-            return lion
+            made = Lion(options, lr, betas)
+    return made
+
+
+def _packed_adamw(options: list[dict[str, Any]], settings: OptimizerSettings) -> Optimizer:
+    """AdamW of bitsandbytes: its state in 8 bits, or in pages that leave a full GPU."""
+    try:
+        from bitsandbytes import optim
+    except ImportError as error:
+        raise ConfigError(
+            f"optimizer={settings.name} needs bitsandbytes: {error}.", "pip install bitsandbytes"
+        ) from error
+    made: Optimizer = getattr(optim, PACKED[settings.name])(
+        options, settings.lr, settings.betas, settings.eps
+    )
+    return made
 
 
 class MasterAdamW(torch.optim.AdamW):
@@ -158,13 +178,23 @@ def _refuses_none(node: ast.AST) -> bool:
 
 def require_whole_matrices(optimizer: Optimizer) -> None:
     """Raises UsageError for an optimizer that a shard of each matrix is not enough for."""
-    if type(optimizer).__name__ in ("Adafactor", "Muon"):
+    if type(optimizer).__name__ in ("Adafactor", "Muon") or _is_of_bitsandbytes(optimizer):
         raise UsageError(
             f"the optimizer {type(optimizer).__name__} needs whole matrices, and --shard leaves a"
             " rank a part of each.",
             "Leave --shard out, or use AdamW, SGD or Lion; a TPU shards Adafactor too.",
             id="optimizer",
         )
+
+
+def require_traceable(optimizer: Optimizer) -> None:
+    """Raises UsageError for an optimizer whose step is no operators of torch."""
+    if _is_of_bitsandbytes(optimizer):
+        raise _refused(type(optimizer).__name__, "bitsandbytes has it for GPUs and CPUs")
+
+
+def _is_of_bitsandbytes(optimizer: Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("bitsandbytes.")
 
 
 def choose_capturable(optimizer: Optimizer) -> None:

@@ -8,7 +8,8 @@ from tpukit.io.ranges import Range, setting
 
 Kind = Literal["tpu", "gpu", "cpu"]
 Precision = Literal["bf16", "fp16", "fp32"]
-OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop", "adafactor", "lion"]
+OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop", "adafactor", "lion", "adamw_8bit",
+                        "paged_adamw", "paged_adamw_8bit"]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,8 @@ class TaskSettings:
     clip_norm: float | None = setting(1.0, Range(0, 1e9, whole=False), decides=True)
     """Largest gradient norm over all parameters; 0 switches clipping off."""
     optimizer: OptimizerName = setting("adamw", decides=True, earlier="adamw")
-    """Optimizer, where the task builds none: adamw, adam, sgd, rmsprop, adafactor or lion."""
+    """Optimizer, where the task builds none: adamw, adam, sgd, rmsprop, adafactor, lion, or
+    of bitsandbytes adamw_8bit, paged_adamw or paged_adamw_8bit (a GPU's)."""
     weight_decay: float = setting(0.0, FROM_ZERO, decides=True)
     """Weight decay, on matrices only; decoupled in AdamW, Adafactor and Lion."""
     momentum: float = setting(0.9, DECAY, decides=True, earlier=0.9)

@@ -58,6 +58,7 @@ from tpukit.hardware.optimizers import (
     finite_gradients,
     gradients_of,
     named_optimizer,
+    require_traceable,
     require_whole_matrices,
     set_rates,
 )
@@ -194,6 +195,7 @@ class EagerBackend(TorchOps):
             require_whole_matrices(optimizer)
             split_mixed_groups(optimizer)
         if self.compiles_everything:
+            require_traceable(optimizer)
             choose_capturable(optimizer)
         adopt(optimizer, settings)
         is_recorded = self.compiles_everything and self.compiles and self.parallelism.is_recordable

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from tpukit.errors import UsageError
 from tpukit.hardware.eager.buffers import share_buffers, synchronized_batch_norm
 from tpukit.hardware.eager.compiling import is_recorded
-from tpukit.hardware.modules import local, repeated_blocks
+from tpukit.hardware.modules import local, repeated_blocks, require_unpacked
 
 
 class SingleProcess:
@@ -174,6 +174,7 @@ class FSDP(SingleProcess):
         self.mesh, self.half = mesh, half
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
+        require_unpacked(model, "--shard")
         model = self.place(model)
         whole = {parameter for parameter in model.parameters() if parameter.ndim == 0}
         in_half = set() if self.half is None else _in_half(model)

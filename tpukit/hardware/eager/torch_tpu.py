@@ -24,7 +24,7 @@ from tpukit.hardware.eager.programs import StepPrograms
 from tpukit.hardware.eager.torch_tpu_operators import replace_operators
 from tpukit.hardware.kept_programs import record_programs
 from tpukit.hardware.memory import LATE_FAILURE, Memory
-from tpukit.hardware.modules import move_tensors
+from tpukit.hardware.modules import move_tensors, require_unpacked
 from tpukit.hardware.options import Precision
 from tpukit.hardware.prefetch import prefetch
 
@@ -61,6 +61,7 @@ class TpuDevice(EagerDevice):
 
     def place(self, model: nn.Module) -> nn.Module:
         """The same model, moved to the device."""
+        require_unpacked(model, "a TPU")
         move_tensors(model, self._move, self._move)
         return model
 

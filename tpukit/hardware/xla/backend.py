@@ -48,8 +48,14 @@ from tpukit.hardware.memory import (
     meter_device_memory,
     meter_process_memory,
 )
-from tpukit.hardware.modules import has_batch_norm, move_towards
-from tpukit.hardware.optimizers import adopt, finite_gradients, gradients_of, named_optimizer
+from tpukit.hardware.modules import has_batch_norm, move_towards, require_unpacked
+from tpukit.hardware.optimizers import (
+    adopt,
+    finite_gradients,
+    gradients_of,
+    named_optimizer,
+    require_traceable,
+)
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import prefetch
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
@@ -125,6 +131,7 @@ class XlaBackend(XlaOps):
 
     # -- models and batches -----------------------------------------------------------------------
     def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
+        require_unpacked(model, "a TPU")
         self.mesh.place(model)
         return model
 
@@ -144,6 +151,7 @@ class XlaBackend(XlaOps):
         if own is None and settings.name == "adamw" and not is_complex:
             return XlaAdamW(groups, settings, self.mesh.zeros_like)
         optimizer = own or named_optimizer(groups, settings)
+        require_traceable(optimizer)
         choose_traced_form(optimizer)
         if optimizer.state:
             # Made in its constructor: one graph, where reading each would be many.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,7 +54,9 @@ class RecordedBackend(EagerBackend):
         own: torch.optim.Optimizer | None = None,
     ) -> torch.optim.Optimizer:
         """Its state is that of a first step, which no value is needed for."""
-        optimizer = own or named_optimizer(groups, settings)
+        # A GPU that is full moves pages of the state to the host: they are counted here.
+        kind: Any = settings.name.removeprefix("paged_")
+        optimizer = own or named_optimizer(groups, replace(settings, name=kind))
         adopt(optimizer, settings)
         for name, hooks in vars(optimizer).items():
             if name.endswith("_hooks"):

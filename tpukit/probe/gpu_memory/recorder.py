@@ -4,6 +4,7 @@ A dispatch mode above FakeTensorMode sees each operator once, and a weak referen
 storage dies. Nothing is executed: a fake tensor has a shape and a storage without memory.
 """
 
+import math
 import re
 import sys
 import weakref
@@ -184,6 +185,9 @@ class StorageRecorder(TorchDispatchMode):
             library, size = CUDNN, sum(t.nbytes for t in (*inputs, *outputs))
         elif name.startswith("index_put") and any(args[3:4]):
             size = SORTED_BYTES * max(t.numel() for t in _tensors(args[1]))
+        elif name == "gemm_4bit":
+            # bitsandbytes unpacks a matrix for the product of many rows.
+            library, size = "bitsandbytes", math.prod(args[2]) * args[0].itemsize
         elif name == "embedding_dense_backward":
             size = embedding_workspace(args[1].numel(), *outputs[0].shape)
         else:
