@@ -28,12 +28,15 @@ class TokenSamples:
     """Some samples of a token cache (a SampleSource): `tokens` (length,) and `targets`."""
 
     def __init__(
-        self, cache: TokenCache, indices: Array, bucketing: Bucketing, *, whole: bool = False
-    ) -> None:
-        """whole: all tokens but the first are targets, the prompt's too."""
+        self, cache: TokenCache, indices: Array, bucketing: Bucketing, *, whole: bool = False,
+        pairs: bool = False,
+    ) -> None:  # fmt: skip
+        """whole: all tokens but the first are targets, the prompt's too.
+        pairs: samples hold a completion and a rejected one, each with its prompt."""
         self.cache = cache
         self.indices = indices
         self.whole = whole
+        self.pairs = pairs
         self.sizes = sample_sizes(cache, indices, whole=whole)
         self.bucketing = bucketing
 
@@ -42,11 +45,15 @@ class TokenSamples:
 
     def __getitem__(self, index: int, /) -> Sample:
         tokens, targets, learned = self.cache.example(int(self.indices[index]))
-        return as_sample(tokens, *((len(tokens) - 1, None) if self.whole else (targets, learned)))
+        sample = as_sample(tokens, *((len(tokens) - 1, None) if self.whole else (targets, learned)))
+        return {**sample, "rejected_at": rejected_at(learned)} if self.pairs else sample
 
     def prompt_and_targets(self, index: int) -> tuple[Array, Array]:
         """The prompt's tokens and those of the summary, or a last message, with its end token."""
         tokens, targets, learned = self.cache.example(int(self.indices[index]))
+        if self.pairs:
+            end = rejected_at(learned)
+            tokens, learned = tokens[:end], None if learned is None else learned[:end]
         if learned is not None:
             targets = len(tokens) - 1 - int(np.flatnonzero(~learned)[-1])
         return tokens[:-targets].astype(np.int64), tokens[-targets:].astype(np.int64)
@@ -56,6 +63,11 @@ def as_sample(tokens: Any, targets: int, learned: Any = None) -> Sample:
     """The tokens of an `Example`, or of the cache, as batches take them."""
     flags = {} if learned is None else {"learned": np.asarray(learned)}
     return {"tokens": np.asarray(tokens), "targets": targets, **flags}
+
+
+def rejected_at(learned: Any) -> int:
+    """Where the second half of a pair begins: its prompt follows what is learned of the first."""
+    return int(np.flatnonzero(learned[:-1] & ~learned[1:])[0]) + 1
 
 
 def sample_sizes(cache: TokenCache, indices: Array, *, whole: bool) -> SampleSizes:
@@ -79,7 +91,8 @@ class Targets:
     def __init__(self, devices: int, places: int) -> None:
         self.wanted = np.zeros((devices, places), np.int64)
         self.labels = np.full((devices, places), IGNORED, np.int64)
-        self._used = [0] * devices
+        self.pairs = np.zeros((devices, places), np.int64)
+        self._used, self._samples = [0] * devices, [0] * devices
 
     def add(self, sample: Sample, device: int, start: int) -> None:
         """A sample that begins at position `start` of a device's flattened rows."""
@@ -90,6 +103,9 @@ class Targets:
         self.wanted[device, places] = start + at - 1
         self.labels[device, places] = sample["tokens"][at]
         self._used[device] += count
+        self._samples[device] += 1
+        rejected = at >= sample.get("rejected_at", length)
+        self.pairs[device, places] = np.where(rejected, -1, 1) * self._samples[device]
 
 
 def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
@@ -98,7 +114,9 @@ def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
     tokens: (rows, length); mask: (rows,), 0 for rows without a sample. wanted, labels:
     (devices, targets): where in the rows of a device the next token is a target, counted over
     their flattened positions, and which token it is; `IGNORED` where a place is not used.
-    starts, of packed rows alone: (rows, length), where in its row each token's sample begins.
+    starts, of packed rows and pairs alone: (rows, length), where in its row each token's sample
+    begins. pairs, of pairs alone: (devices, targets), the number of a target's pair on its device,
+    from 1, negative in the rejected completion; 0 where a place is not used.
     """
     shape, is_packed = micro.shape, micro.counts is not None
     assert isinstance(shape, Bucket)
@@ -116,11 +134,15 @@ def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
             length = len(sample["tokens"])
             tokens[row, start : start + length] = sample["tokens"]
             starts[row, start : start + length] = start
+            middle = start + sample.get("rejected_at", length)
+            starts[row, middle : start + length] = middle
             targets.add(sample, device, row_of_device * shape.length + start)
             start += length
             mask[row] = 1.0
-    arrays = {"tokens": tokens, **({"starts": starts} if is_packed else {}), "mask": mask}
-    arrays |= {"wanted": targets.wanted, "labels": targets.labels}
+    has_pairs = "rejected_at" in samples[0]
+    arrays = {"tokens": tokens, "mask": mask, "wanted": targets.wanted, "labels": targets.labels}
+    arrays |= {"starts": starts} if is_packed or has_pairs else {}
+    arrays |= {"pairs": targets.pairs} if has_pairs else {}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
@@ -134,12 +156,15 @@ def spread_labels(labels: Tensor, wanted: Tensor, positions: int) -> Tensor:
     return everywhere.scatter(1, places, labels)[:, :size]
 
 
-def example_batch(shape: Bucket, devices: int, vocabulary: int, packed: int | None = None) -> Batch:
+def example_batch(
+    shape: Bucket, devices: int, vocabulary: int, packed: int | None = None, *, pairs: bool = False
+) -> Batch:
     """A full batch of a shape, of synthetic data; packed: the number of samples of each row."""
     rows, each = shape.rows * devices, packed or 1
     length = shape.length // each
     targets = min(max(1, shape.targets // (each * shape.rows)), length - 1)
     sample = {"tokens": np.arange(length) % vocabulary, "targets": targets}
+    sample |= {"rejected_at": length - targets // 2} if pairs else {}
     keys = (SampleKey(VALIDATION_EPOCH, 0),) * (each * rows)
     counts = None if packed is None else (packed,) * rows
     return collate_tokens([sample] * len(keys), MicroBatch(keys, rows, shape, counts=counts))

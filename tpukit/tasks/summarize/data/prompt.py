@@ -141,18 +141,38 @@ class PromptFormat:
         return parts[: len(before)], parts[len(before)], parts[len(before) + 1 :]
 
     def example(self, row: Row) -> Example | None:
-        """Prompt, completion and end token; None where they are too long to learn from."""
-        said, end = row.summary, self.tokenizer.end
+        """Prompt, completion and end token, and the same of a rejected completion after them; None
+        where they are too long to learn from.
+
+        Of a conversation the assistant's messages are learned, of a pair the completions alone. The
+        last message follows what asks for it, as in generation; some templates (Qwen3's) write
+        another beginning before a last message that is known.
+        """
+        columns = self.style.columns
+        said = [row.summary] if columns.rejected is None else [row.summary, row.rejected]
         if self.style.chat:
-            (said,) = _stripped([said], *self._pieces(ANSWERED).trimmed[1])
-        if self.style.columns.has_messages:
-            return self._example_of_messages(row, [*self._answer(said), end])
-        targets = [*first_tokens(self._answer, said, self.block_size), end]
-        prompt = self.prompt(row, min(len(targets), self.block_size // 2))
-        fits = len(prompt) + len(targets) <= self.block_size
+            trimmed = self._pieces(ANSWERED).trimmed[1]
+            said = [text for each in said for text in _stripped([each], *trimmed)]
+        answers = [[*first_tokens(self._answer, text, self.block_size), self.tokenizer.end]
+                   for text in said]  # fmt: skip
+        longest = max(map(len, answers))
+        if columns.has_messages:
+            prompt, learned = self._conversation(row)
+        else:
+            prompt = self.prompt(row, min(longest, self.block_size // 2))
+            learned = [False] * len(prompt)
+        fits = len(prompt) + longest <= self.block_size
         if self.style == SUMMARIES:
-            fits = len(targets) - 1 <= int(self.block_size * LONGEST_SUMMARY_SHARE)
-        return Example(prompt + targets, len(targets)) if fits else None
+            fits = longest - 1 <= int(self.block_size * LONGEST_SUMMARY_SHARE)
+        if not fits:
+            return None
+        tokens = [token for answer in answers for token in (*prompt, *answer)]
+        if not columns.flags_learned:
+            return Example(tokens, longest)
+        if columns.rejected:
+            learned = [False] * len(prompt)
+        flags = [flag for answer in answers for flag in (*learned, *[True] * len(answer))]
+        return Example(tokens, sum(flags), flags)
 
     def _answer(self, said: str) -> list[int]:
         """The tokens of an answer as they follow those of the prompt in the whole text.
@@ -176,18 +196,6 @@ class PromptFormat:
         gap = self._pieces(ANSWERED).texts[1].removeprefix(asks)
         # Other text before a known answer (Qwen3's empty thought) is not in a prompt.
         return asks, "" if gap.strip() else gap
-
-    def _example_of_messages(self, row: Row, said: list[int]) -> Example | None:
-        """A conversation, of which the assistant's messages are learned; `said` is the last one.
-
-        It follows what asks for it, as in generation; some templates (Qwen3's) write another
-        beginning before a last message that is known.
-        """
-        tokens, learned = self._conversation(row)
-        if len(tokens) + len(said) > self.block_size:
-            return None
-        learned += [True] * len(said)
-        return Example(tokens + said, sum(learned), learned)
 
     def _conversation(self, row: Row) -> tuple[list[int], list[bool]]:
         """The tokens of a conversation before its last answer, and which of them the assistant

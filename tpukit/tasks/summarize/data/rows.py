@@ -25,11 +25,19 @@ class Columns:
     """Columns that a template names."""
     has_messages: bool = False
     """The prompt's column holds messages (JSON), of which the last of the assistant is learned."""
+    rejected: str | None = None
+    """The column of completions that are to become less likely than the others."""
+
+    @property
+    def flags_learned(self) -> bool:
+        """Whether what is learned is not the end of a sample."""
+        return self.has_messages or self.rejected is not None
 
     @property
     def names(self) -> tuple[str, ...]:
         """All of them, the id first."""
-        return (*filter(None, [self.id]), self.prompt, self.completion, *self.further)
+        rejected = filter(None, [self.rejected])
+        return (*filter(None, [self.id]), self.prompt, self.completion, *rejected, *self.further)
 
 
 DIALOGUES = Columns()
@@ -48,20 +56,24 @@ class Row:
     """The completion's column; empty where the file has none."""
     further: Mapping[str, str] = field(default_factory=dict)
     """Other columns of a template."""
+    rejected: str = ""
+    """The rejected completion; empty where there is none."""
 
 
 def read_rows(
-    path: Path, *, summaries: bool, dialogues: bool = True, columns: Columns = DIALOGUES
-) -> Iterator[Row]:
-    """The rows of a table with the id's column and, as asked for, prompts and completions.
+    path: Path, *, summaries: bool, dialogues: bool = True, pairs: bool = False,
+    columns: Columns = DIALOGUES,
+) -> Iterator[Row]:  # fmt: skip
+    """The rows of a table with the id's column and, as asked for, prompts and completions; pairs:
+    with rejected completions, where there is a column of them.
 
     Raises `DataError` at the first thing it cannot take: what `open_table` cannot, a missing
     column, an empty or repeated id, an empty field, or no rows at all.
     """
     has_messages, learned = dialogues and columns.has_messages, summaries
     summaries = summaries and not has_messages
-    asked = ((columns.prompt, dialogues), (columns.completion, summaries))
-    texts = tuple(name for name, wanted in asked if wanted)
+    asked = {columns.prompt: dialogues, columns.completion: summaries, columns.rejected: pairs}
+    texts = tuple(name for name, wanted in asked.items() if wanted and name)
     seen: dict[str, int] = {}
     table = open_table(path)
     needed = (*filter(None, [columns.id]), *texts, *(columns.further if dialogues else ()))
@@ -107,6 +119,7 @@ def _row(number: int, values: Mapping[str, str], columns: Columns) -> Row:
         values.get(columns.prompt, ""),
         values.get(columns.completion, ""),
         {name: values.get(name, "") for name in columns.further},
+        values.get(columns.rejected or "", ""),
     )
 
 

@@ -187,9 +187,9 @@ def _build(path: Path, csv_path: Path, prompts: PromptFormat, progress: Progress
     for leftover in path.parent.glob(f".{path.name}.*.partial"):
         leftover.unlink()
     columns = prompts.style.columns
-    small = prompts.tokenizer.vocabulary_size <= 2**16 and not columns.has_messages
+    small = prompts.tokenizer.vocabulary_size <= 2**16 and not columns.flags_learned
     dtype = np.uint16 if small else np.uint32
-    rows = read_rows(csv_path, summaries=True, columns=columns)
+    rows = read_rows(csv_path, summaries=True, pairs=True, columns=columns)
     with replacing(path) as unfinished, unfinished.open("w+b") as file:
         file.write(b"\0" * HEADER_BYTES)
         header = _write_samples(file, rows, prompts, dtype, progress)
@@ -231,7 +231,7 @@ def _write_samples(
         "tokens": tokens,
         "dtype": np.dtype(dtype).name,
         "skipped": done - samples,
-        **({"flagged": True} if prompts.style.columns.has_messages else {}),
+        **({"flagged": True} if prompts.style.columns.flags_learned else {}),
     }
 
 
