@@ -32,10 +32,10 @@ from tpukit.hardware.select import open_backend
 from tpukit.tasks.summarize.generation.beam import BeamGenerator
 from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
-from tpukit.tasks.summarize.model.decoder import LanguageModel
-from tpukit.tasks.summarize.model.weights import read_pretrained
+from tpukit.tasks.summarize.model.lean import LanguageModel
+from tpukit.tasks.summarize.model.load import load_lm, shape_of
 
-MAX_NEW_TOKENS = 80
+MAX_NEW_TOKENS, LONGEST = 80, 1024
 LIVELY, ENDING = 4.0, {"gpt2": 3.2, "qwen3": 3.2}
 """How much larger than transformers draws them: the matrices, and the end token's embedding."""
 
@@ -68,7 +68,7 @@ def make_prompts(count: int) -> list[Prompt]:
     return [Prompt(row, rng.integers(0, END, length)) for row, length in enumerate(lengths)]
 
 
-def make_model(name: str, folder: Path):
+def make_model(name: str):
     """Random weights whose greedy answers do not repeat themselves and end now and then."""
     torch.manual_seed(0)
     model = make_transformers(name).eval()
@@ -77,7 +77,6 @@ def make_model(name: str, folder: Path):
             if parameter.ndim == 2 and (".h." in of or ".layers." in of):
                 parameter.mul_(LIVELY)
         model.get_input_embeddings().weight[END].mul_(ENDING[name])
-    model.save_pretrained(folder)
     return model
 
 
@@ -88,7 +87,7 @@ def run_tpukit(
     plan = plan_generation(prompts, slots, 1, 1, beams)
     decoding = Decoding(MAX_NEW_TOKENS, num_beams=beams)
     kind = BeamGenerator if beams > 1 else StreamingGenerator
-    generator = kind(model, backend, plan, decoding, VOCABULARY, END)
+    generator = kind(model, backend, plan, decoding, LONGEST, VOCABULARY, frozenset([END]))
     return {row: tokens for chunk in plan.chunks for row, tokens in generator.run(chunk).items()}
 
 
@@ -178,14 +177,11 @@ def main() -> None:
     parser.add_argument("--only", choices=SEARCHES)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        theirs = make_model(arguments.model, Path(folder))
-        pretrained = read_pretrained(folder)
+    theirs = make_model(arguments.model)
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
-    ours = LanguageModel(pretrained.config, backend).eval()
-    ours.load_state_dict(pretrained.tensors)
+    lm = load_lm(shape_of(theirs.config, LONGEST), torch.float32, drawn=False)
+    lm.load_state_dict(theirs.state_dict())
+    ours = LanguageModel(lm, backend).eval()
     names = [arguments.only] if arguments.only else list(SEARCHES)
     result = {
         "question": f"new tokens a second, {MODELS[arguments.model]}, fp32, CPU",

@@ -315,7 +315,7 @@ def generation(beams):
         model = backend.unwrap(backend.prepare(model.eval(), train=False))
         plan = plan_generation(prompts, 8, 1, 1, decoding.num_beams)
         kind = BeamGenerator if decoding.num_beams > 1 else StreamingGenerator
-        generator = kind(model, backend, plan, decoding, 60, {7})
+        generator = kind(model, backend, plan, decoding, 64, 60, {7})
         tokens, counts = {}, []
         for chunk in (plan.chunks[0][::8], *plan.chunks):
             with counted(backend) as launched:

@@ -132,7 +132,7 @@ def evaluate_summaries(
     limit = config.max_new_tokens
     prompts = dialogue_prompts(rows, formats, limit)
     made, cut_off = generate_summaries(
-        trained.model, trained.backend, prompts, Decoding(limit), formats.tokenizer,
+        trained.model, trained.backend, prompts, Decoding(limit), formats,
         config.generation_slots,
     )  # fmt: skip
     if cut_off:

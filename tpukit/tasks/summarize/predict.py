@@ -125,7 +125,7 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionRequest, log: Log) -
         if any(backend.all_gather_objects(bool(missing))):
             total, done = sum(len(plan.chunks[number]) for number in own), len(journal.rows)
             chunks = summaries_of_chunks(
-                trained.model, backend, plan, missing, job.options, formats.tokenizer
+                trained.model, backend, plan, missing, job.options, formats
             )
             is_main = backend.is_main
             with Progress("Writing summaries", total, done=done, enabled=is_main) as progress:

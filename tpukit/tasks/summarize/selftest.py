@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
 from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
 
@@ -20,6 +19,8 @@ class GenerationPart:
 
     def run(self, backend: Backend) -> dict[str, Any]:
         """Tokens of a small GPT-2 twice, greedy: the second time compiles nothing."""
+        from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
+
         torch.manual_seed(0)
         config = DecoderConfig(2, 2, 64, VOCABULARY, LENGTH + TOKENS)
         model = backend.unwrap(backend.prepare(LanguageModel(config, backend).eval(), train=False))
@@ -30,7 +31,7 @@ class GenerationPart:
         plan = plan_generation(prompts, 2 * devices, devices, 1)
         # No token ends a row.
         generator = StreamingGenerator(
-            model, backend, plan, Decoding(TOKENS), VOCABULARY, frozenset()
+            model, backend, plan, Decoding(TOKENS), LENGTH + TOKENS, VOCABULARY, frozenset()
         )
         counts, found = [backend.compilations()], []
         for _ in range(2):

@@ -465,7 +465,7 @@ class SummarizeTask(Task):
         model.eval()
         try:
             made, _ = generate_summaries(
-                model, backend, prompts, decoding, self.tokenizer, batch_size
+                model, backend, prompts, decoding, self.prompt_format, batch_size
             )
         finally:
             model.train(was_training)

@@ -1,5 +1,7 @@
 """Tokens equal transformers' `generate`; cached equals uncached; draws belong to rows."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -11,29 +13,50 @@ from tpukit.tasks.summarize.generation.batch_decoder import BatchDecoder
 from tpukit.tasks.summarize.generation.beam import BeamGenerator
 from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator, sample_tokens
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
-from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
-from tpukit.tasks.summarize.model.weights import read_pretrained
+from tpukit.tasks.summarize.model.lean import LanguageModel
+from tpukit.tasks.summarize.model.load import load_lm, shape_of
 
 transformers = pytest.importorskip("transformers")
 
-VOCABULARY, END = 60, 7
+VOCABULARY, END, POSITIONS = 60, 7, 96
+GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": POSITIONS}
+LLAMA = {
+    "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": POSITIONS,
+    "pad_token_id": None,
+}  # fmt: skip
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+KINDS = {
+    "mistral": LLAMA | {"sliding_window": 8},
+    "gemma2": LLAMA | {"sliding_window": 8, "query_pre_attn_scalar": 12},
+    "qwen3_moe": LLAMA | EXPERTS | {"num_experts": 4},
+    "gpt_oss": LLAMA | EXPERTS | {"num_local_experts": 4, "sliding_window": 8},
+    "deepseek_v3": LLAMA | EXPERTS | {
+        "head_dim": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
+        "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 12, "n_routed_experts": 4,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1,
+    },
+    "gpt_neox": {name: value for name, value in LLAMA.items() if name != "num_key_value_heads"},
+}  # fmt: skip
+"""Windows, capped scores, experts, sinks, keys wider than values, half of a head rotated."""
+
+
+def model_pair(kind, fields, ops):  # type: ignore[no-untyped-def]
+    """The same random weights in transformers and here, lively enough to end now and then."""
+    torch.manual_seed(3)
+    common = {"vocab_size": VOCABULARY, "bos_token_id": END, "eos_token_id": END}
+    config = transformers.AutoConfig.for_model(kind, initializer_range=0.6, **(common | fields))
+    theirs = transformers.AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), attn_implementation="eager"
+    ).eval()
+    lm = load_lm(shape_of(config, POSITIONS), torch.float32, drawn=False)
+    lm.load_state_dict(theirs.state_dict())
+    return theirs, LanguageModel(lm, ops).eval()
 
 
 @pytest.fixture
-def pair(tmp_path, ops):  # type: ignore[no-untyped-def]
-    """The same random weights in transformers and here, lively enough to end now and then."""
-    torch.manual_seed(3)
-    config = transformers.GPT2Config(
-        n_layer=2, n_head=2, n_embd=32, vocab_size=VOCABULARY, n_positions=96,
-        initializer_range=0.6,
-        bos_token_id=END, eos_token_id=END,
-    )  # fmt: skip
-    theirs = transformers.GPT2LMHeadModel(config).eval()
-    theirs.save_pretrained(tmp_path / "hf")
-    pretrained = read_pretrained(str(tmp_path / "hf"))
-    ours = LanguageModel(pretrained.config, ops).eval()
-    ours.load_state_dict(pretrained.tensors)
-    return theirs, ours
+def pair(ops):  # type: ignore[no-untyped-def]
+    return model_pair("gpt2", GPT2, ops)
 
 
 def make_prompts(count: int = 23) -> list[Prompt]:
@@ -45,11 +68,13 @@ def make_prompts(count: int = 23) -> list[Prompt]:
     ]
 
 
-def generate(model, prompts, decoding, *, batch_size=4, devices=1, ends=(END,)):  # type: ignore[no-untyped-def]
+def generate(  # type: ignore[no-untyped-def]
+    model, prompts, decoding, *, batch_size=4, devices=1, ends=(END,), positions=POSITIONS
+):
     backend = FakeBackend(devices=devices)
     plan = plan_generation(prompts, batch_size, devices, 1, decoding.num_beams)
     generator = (BeamGenerator if decoding.num_beams > 1 else StreamingGenerator)(
-        model, backend, plan, decoding, VOCABULARY, frozenset(ends)
+        model, backend, plan, decoding, positions, VOCABULARY, frozenset(ends)
     )
     return {row: tokens for chunk in plan.chunks for row, tokens in generator.run(chunk).items()}
 
@@ -68,13 +93,24 @@ def theirs_one_by_one(model, prompts, ends=(END,), **options):  # type: ignore[n
     return answers
 
 
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.4}])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_greedy_equals_transformers(pair, devices):  # type: ignore[no-untyped-def]
+def test_greedy_equals_transformers(pair, devices, options):  # type: ignore[no-untyped-def]
     theirs, ours = pair
-    prompts = make_prompts()
-    expected = theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=20)
+    prompts, decoding = make_prompts(), Decoding(max_new_tokens=20, **options)
+    expected = theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=20, **options)
     assert len({len(tokens) for tokens in expected.values()}) > 3, "the rows should end variously"
-    assert generate(ours, prompts, Decoding(max_new_tokens=20), devices=devices) == expected
+    assert generate(ours, prompts, decoding, devices=devices) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_architectures_equal_transformers(kind, ops):  # type: ignore[no-untyped-def]
+    theirs, ours = model_pair(kind, KINDS[kind], ops)
+    prompts = make_prompts(5)
+    for options in ({}, {"num_beams": 3, "repetition_penalty": 1.3}):
+        how = {"max_new_tokens": 12, **options}
+        expected = theirs_one_by_one(theirs, prompts, do_sample=False, **how)
+        assert generate(ours, prompts, Decoding(**how), batch_size=6) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,6 +130,7 @@ def test_several_end_tokens_as_in_transformers(pair, options):  # type: ignore[n
     {"num_beams": 3},
     {"num_beams": 2, "length_penalty": 0.0},
     {"num_beams": 4, "early_stopping": True},
+    {"num_beams": 2, "repetition_penalty": 1.4},
 ])  # fmt: skip
 @pytest.mark.parametrize("devices", [1, 2])
 def test_beams_equal_transformers(pair, options, devices):  # type: ignore[no-untyped-def]
@@ -115,7 +152,7 @@ def test_nothing_is_compiled_for_generation(pair, compiled_without_inductor):  #
     backend.compiles = True
     prepared = backend.prepare(model)
     plan = plan_generation(make_prompts(8), 4, 1, 1)
-    generator = StreamingGenerator(prepared, backend, plan, decoding, VOCABULARY, {END})
+    generator = StreamingGenerator(prepared, backend, plan, decoding, 96, VOCABULARY, {END})
     found = {row: tokens for chunk in plan.chunks for row, tokens in generator.run(chunk).items()}
     assert found == expected
     assert backend.compilations() == 0
@@ -189,8 +226,8 @@ def test_cached_equals_uncached(pair):  # type: ignore[no-untyped-def]
 
 
 def test_a_context_that_is_full_ends_a_row(ops):  # type: ignore[no-untyped-def]
-    model = LanguageModel(DecoderConfig(1, 1, 16, VOCABULARY, 24), ops).eval()
-    made = generate(model, [Prompt(0, np.full(20, 9))], Decoding(50))
+    _, model = model_pair("gpt2", GPT2 | {"n_positions": 24}, ops)
+    made = generate(model, [Prompt(0, np.full(20, 9))], Decoding(50), positions=24)
     assert len(made[0]) <= 4
 
 
@@ -203,25 +240,28 @@ def test_draws_belong_to_rows(pair):  # type: ignore[no-untyped-def]
     assert generate(ours, prompts, Decoding(10, do_sample=True, seed=6)) != alone
 
 
-def test_draws_have_the_probabilities_of_transformers_warpers():  # type: ignore[no-untyped-def]
-    from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    logits = torch.randn(1, 40) * 2
-    decoding = Decoding(do_sample=True, temperature=0.7, top_k=15, top_p=0.8)
-    warped = logits
-    for warper in (TemperatureLogitsWarper(0.7), TopKLogitsWarper(15), TopPLogitsWarper(0.8)):
-        warped = warper(None, warped)
-    expected = warped.softmax(-1)[0]
+@pytest.mark.parametrize("options", [
+    {"temperature": 0.7, "top_k": 15, "top_p": 0.8}, {"min_p": 0.1, "top_k": 0},
+    {"typical_p": 0.6}, {"temperature": 1.3},
+])  # fmt: skip
+def test_draws_have_the_probabilities_of_transformers(pair, options):  # type: ignore[no-untyped-def]
+    """Those that `generate` samples from, of its own list of processors."""
+    theirs, _ = pair
+    logits, decoding = torch.randn(1, VOCABULARY) * 2, Decoding(do_sample=True, **options)
+    how = transformers.GenerationConfig(do_sample=True, **({"top_k": 50} | options))
+    processors = theirs._get_logits_processor(generation_config=how, input_ids_seq_length=1)
+    expected = processors(torch.zeros(1, 1, dtype=torch.long), logits).softmax(-1)[0]
     uniform = (torch.arange(20000) + 0.5) / 20000
-    drawn = sample_tokens(logits.expand(20000, -1), uniform, decoding)
-    measured = torch.bincount(drawn, minlength=40) / 20000
+    scores = decoding.processors()(None, logits).expand(20000, -1)
+    drawn = sample_tokens(scores, uniform, decoding.top_k)
+    measured = torch.bincount(drawn, minlength=VOCABULARY) / 20000
     assert (measured - expected).abs().max() < 1e-3
 
 
 def test_tokens_beyond_the_vocabulary_are_never_chosen(ops):  # type: ignore[no-untyped-def]
-    model = LanguageModel(DecoderConfig(1, 1, 16, VOCABULARY + 40, 64), ops).eval()
+    _, model = model_pair("gpt2", GPT2 | {"vocab_size": VOCABULARY + 40}, ops)
     with torch.no_grad():
-        model.token_embedding.weight[VOCABULARY:] *= 1e3
+        model.lm.get_input_embeddings().weight[VOCABULARY:] *= 1e3
     for decoding in (Decoding(20), Decoding(20, num_beams=2), Decoding(20, do_sample=True)):
         made = generate(model, make_prompts(3), decoding)
         assert max(max(tokens) for tokens in made.values()) < VOCABULARY

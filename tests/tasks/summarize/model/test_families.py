@@ -205,7 +205,7 @@ def test_greedy_and_beam_tokens(pair):  # type: ignore[no-untyped-def]
         )[:, 31:].tolist()  # fmt: skip
         expected = [row[: row.index(END) + 1] if END in row else row for row in made]
         plan = plan_generation(prompts, 2 * beams, 1, 1, beams)
-        generator = kind(ours, FakeBackend(), plan, decoding, VOCABULARY, {END})
+        generator = kind(ours, FakeBackend(), plan, decoding, 96, VOCABULARY, {END})
         found = {r: t for chunk in plan.chunks for r, t in generator.run(chunk).items()}
         assert [found[row] for row in range(len(prompts))] == expected
 

@@ -2,7 +2,7 @@
 
 Where shapes are compiled each is fixed: the rows and positions of the cache, the rows and the
 length of a prefill. The cache is a ring: in each step all rows write into the same cache position,
-and a row sees the positions it wrote within its own length (see `KeyValues`).
+and a row sees the positions it wrote within its own length (`cache.Ring`).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tpukit.hardware.backend import HALVES, Backend, Batch
-from tpukit.tasks.summarize.model.decoder import KeyValues, LanguageModel
+from tpukit.hardware.backend import Backend, Batch
+from tpukit.tasks.summarize.generation.cache import Recorder, Ring
 
 Array = np.ndarray[Any, Any]
 
@@ -32,8 +32,33 @@ class CacheShape:
         return self.rows // self.devices
 
 
-Choose = Callable[[Tensor, Tensor | None], Any]
-"""From logits (rows, vocabulary) and what the choice takes beside them to one tensor or several."""
+Choose = Callable[[Tensor, Tensor | None, Tensor | None], Any]
+"""From logits (rows, vocabulary), the tokens before them (rows, length), where they are kept and in
+any order, and what the choice takes beside them to one tensor or several."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What one layer keeps of a token: its keys or its values."""
+
+    layer: int
+    heads: int
+    width: int
+    dtype: torch.dtype
+
+
+def stored(model: nn.Module, backend: Backend, devices: int) -> list[Stored]:
+    """What a cache holds, found by a token: keys, then values, of one layer after the other."""
+    recorder = Recorder()
+    (batch,) = backend.batches([{"tokens": torch.zeros((devices, 1), dtype=torch.long)}])
+    with torch.no_grad(), backend.autocast():
+        model(batch["tokens"], cache=recorder)
+    # Norms may leave keys in another type than attention takes.
+    return [
+        Stored(layer, part.shape[1], part.shape[3], pair[1].dtype)
+        for layer, pair in sorted(recorder.found.items())
+        for part in pair
+    ]
 
 
 class BatchDecoder:
@@ -45,16 +70,27 @@ class BatchDecoder:
     """
 
     def __init__(
-        self, model: LanguageModel, backend: Backend, shape: CacheShape, choose: Choose
+        self,
+        model: nn.Module,
+        backend: Backend,
+        shape: CacheShape,
+        kinds: Sequence[Stored],
+        choose: Choose,
+        *,
+        block_size: int,
+        keeps_tokens: bool,
     ) -> None:
+        """kinds: what `stored` found. block_size: positions that the model knows. keeps_tokens:
+        whether `choose` takes the tokens of the rows, which are kept as a further layer then."""
         self.model = model
         self.backend = backend
         self.shape = shape
         self.choose = choose
+        self.block_size = block_size
+        self.kinds = [*kinds, Stored(len(kinds), 1, 1, torch.long)] if keeps_tokens else kinds
+        self.keeps_tokens = keeps_tokens
         self.packs = shape.devices == 1 and not backend.compiles_everything
-        layers = range(model.config.layers)
-        self._keys = [self._zeros(shape.positions) for _ in layers]
-        self._values = [self._zeros(shape.positions) for _ in layers]
+        self._ring = self._zeros(shape.positions)
         self.restart()
 
     def restart(self) -> None:
@@ -89,6 +125,8 @@ class BatchDecoder:
             starts[row, : ends[-1]] = np.repeat(ends - sizes, sizes)
             last[row] = ends - 1
         host = {"tokens": tokens, "last": last} | ({"starts": starts} if self.packs else {})
+        if self.keeps_tokens:
+            host["before"] = np.array([np.resize(prompt, length) for prompt in prompts])
         (batch,) = self.backend.batches([{n: torch.from_numpy(array) for n, array in host.items()}])
         batch |= self._places(prompts, rows, length) | self._given(given)
         chosen = self.backend.run(self._prefill, [batch], 0.0)
@@ -98,13 +136,12 @@ class BatchDecoder:
 
     def _prefill(self, batches: Sequence[Batch], _: float | Tensor) -> Any:
         [batch] = batches
+        tokens, recorder = batch["tokens"], Recorder()
         with self.backend.autocast():
-            logits, keys, values = self.model(
-                batch["tokens"], batch["last"], keep_keys=True, starts=batch.get("starts")
-            )
-        for cache, new in ((self._keys, keys), (self._values, values)):
-            self._write(cache, new, batch)
-        return self.choose(logits.flatten(0, 1).float(), batch.get("given"))
+            logits = self.model(tokens, batch["last"], starts=batch.get("starts"), cache=recorder)
+        kept = [tokens[:, None, :, None]] if self.keeps_tokens else []
+        self._write([*recorder.tensors(), *kept], batch)
+        return self.choose(logits.flatten(0, 1).float(), batch.get("before"), batch.get("given"))
 
     @torch.no_grad()
     def decode(self, tokens: Tensor, given: Array | None = None) -> Any:
@@ -126,17 +163,26 @@ class BatchDecoder:
     def _decode(self, batches: Sequence[Batch], _: float | Tensor) -> Any:
         [batch] = batches
         if "order" in batch:
-            for tensor in (*self._keys, *self._values):
+            for tensor in self._ring:
                 tensor.copy_(tensor.index_select(0, batch["order"]))
-        lengths, cache_position = batch["lengths"], batch["cache_position"]
+        tokens, lengths, cache_position = (
+            batch[name] for name in ("tokens", "lengths", "cache_position")
+        )
         cache_positions = torch.arange(self.shape.positions, device=lengths.device)
         age = (cache_position - cache_positions).remainder(self.shape.positions)
         visible = age[None] <= lengths[:, None]
-        positions = lengths.clamp(max=self.model.config.block_size - 1)[:, None]
-        past = KeyValues(self._keys, self._values, cache_position, visible, age)
+        positions = lengths.clamp(max=self.block_size - 1)[:, None]
+        layers = (kind.layer for kind in self.kinds[::2])
+        pairs = zip(self._ring[::2], self._ring[1::2], strict=False)
+        past = Ring(dict(zip(layers, pairs, strict=False)), cache_position, visible, age)
         with self.backend.autocast():
-            logits: Tensor = self.model(batch["tokens"][:, None], past=past, positions=positions)
-        return self.choose(logits[:, 0].float(), batch.get("given"))
+            logits: Tensor = self.model(tokens[:, None], positions=positions, cache=past)
+        before = None
+        if self.keeps_tokens:
+            kept = self._ring[-1]
+            kept.index_copy_(2, cache_position, tokens[:, None, None, None])
+            before = torch.where(visible, kept[:, 0, :, 0], tokens[:, None])
+        return self.choose(logits[:, 0].float(), before, batch.get("given"))
 
     def release(self, rows: Sequence[int]) -> None:
         """These rows are free: they see nothing until a prompt is put into them."""
@@ -155,7 +201,7 @@ class BatchDecoder:
             return
         into, source = self._put(moved), self._put(order[moved])
         for part in self._newest(differing):
-            for tensor in (*self._keys, *self._values):
+            for tensor in self._ring:
                 newest = tensor[:, :, part]
                 newest.index_copy_(0, into, newest.index_select(0, source))
 
@@ -177,11 +223,9 @@ class BatchDecoder:
         parts = self._newest(seen)
         kept_rows = self._put(rows)
         self.shape = replace(self.shape, rows=len(rows), positions=positions)
-        rest = self._zeros(positions - seen)
-        for tensors in (self._keys, self._values):
-            for layer, tensor in enumerate(tensors):
-                kept = tensor.index_select(0, kept_rows)
-                tensors[layer] = torch.cat([*(kept[:, :, part] for part in parts), rest], 2)
+        for place, rest in enumerate(self._zeros(positions - seen)):
+            kept = self._ring[place].index_select(0, kept_rows)
+            self._ring[place] = torch.cat([*(kept[:, :, part] for part in parts), rest], 2)
         self.lengths, self.cache_position = lengths, seen % positions
 
     def _put(self, array: Array) -> Tensor:
@@ -190,12 +234,16 @@ class BatchDecoder:
     def _given(self, array: Array | None) -> dict[str, Tensor]:
         return {} if array is None else {"given": self._put(array)}
 
-    def _zeros(self, positions: int) -> Tensor:
-        """A layer's keys or values: of the type that a linear layer gives."""
-        config, weight = self.model.config, self.model.token_embedding.weight
-        dtype = HALVES.get(self.backend.precision, weight.dtype)
-        shape = (self.shape.rows, config.kv_heads or config.heads, positions, config.head_size)
-        return torch.zeros(shape, dtype=dtype, device=self.backend.device)
+    def _zeros(self, positions: int) -> list[Tensor]:
+        """Room for so many positions of every row: (rows, heads, positions, width) each."""
+        return [
+            torch.zeros(
+                (self.shape.rows, kind.heads, positions, kind.width),
+                dtype=kind.dtype,
+                device=self.backend.device,
+            )
+            for kind in self.kinds
+        ]
 
     # -- writing prompts: their last token goes into the position before the next one --------------
     def _places(
@@ -213,10 +261,10 @@ class BatchDecoder:
             "positions": self._put(positions[None]),
         }
 
-    def _write(self, cache: list[Tensor], new: Tensor, batch: Batch) -> None:
+    def _write(self, new: Sequence[Tensor], batch: Batch) -> None:
         write = self._write_everywhere if self.shape.devices > 1 else self._write_rows
         write = self._copy_rows if self.packs else write
-        write(cache, new, batch)
+        write(new, batch)
 
     def _runs(self, prompts: Sequence[Array], rows: Sequence[Sequence[int]]) -> Tensor:
         """(prompts, 5), on the host: a run of rows, the positions of its older part, the end of its
@@ -228,24 +276,24 @@ class BatchDecoder:
             found.append([taken[0], taken[-1] + 1, older.start, stop, newer.stop])
         return torch.tensor(found)
 
-    def _copy_rows(self, cache: list[Tensor], new: Tensor, batch: Batch) -> None:
+    def _copy_rows(self, new: Sequence[Tensor], batch: Batch) -> None:
         """One device, whose prompts stand in one row; each goes into rows of the cache (one after
         the other), into a run of positions, or two."""
         at = 0
         for first_row, end_row, start, stop, wrapped in batch["runs"].tolist():
             middle = at + stop - start
-            for layer, tensor in enumerate(cache):
+            for tensor, made in zip(self._ring, new, strict=True):
                 rows = tensor[first_row:end_row]
-                rows[:, :, start:stop].copy_(new[layer][:, :, at:middle])
-                rows[:, :, :wrapped].copy_(new[layer][:, :, middle : middle + wrapped])
+                rows[:, :, start:stop].copy_(made[:, :, at:middle])
+                rows[:, :, :wrapped].copy_(made[:, :, middle : middle + wrapped])
             at = middle + wrapped
 
-    def _write_rows(self, cache: list[Tensor], new: Tensor, batch: Batch) -> None:
+    def _write_rows(self, new: Sequence[Tensor], batch: Batch) -> None:
         """One device: writes the prompt's positions of its rows, and touches nothing else."""
         index = (batch["rows"], batch["positions"])
-        for layer, tensor in enumerate(cache):
-            prompt = new[layer].transpose(1, 2).expand(len(index[0]), -1, -1, -1)
-            tensor.transpose(1, 2).index_put_(index, prompt)
+        for tensor, made in zip(self._ring, new, strict=True):
+            prompt = made.transpose(1, 2).expand(len(index[0]), -1, -1, -1)
+            tensor.transpose(1, 2).index_put_(index, prompt.to(tensor.dtype))
 
     def _masks(
         self, starts: Array, rows: Sequence[Sequence[int]], length: int
@@ -261,12 +309,11 @@ class BatchDecoder:
             "replaced": self._put(replaced.reshape(self.shape.rows, 1, -1, 1)),
         }
 
-    def _write_everywhere(self, cache: list[Tensor], new: Tensor, batch: Batch) -> None:
+    def _write_everywhere(self, new: Sequence[Tensor], batch: Batch) -> None:
         """Several devices behind one tensor: chosen element by element, so that no row's part
         has to be known to another device."""
         own, sources = self.shape.rows_per_device, batch["sources"]
-        for layer, tensor in enumerate(cache):
-            prompts = new[layer]
-            spread = prompts.gather(2, sources.expand(-1, prompts.shape[1], -1, prompts.shape[3]))
+        for place, (tensor, made) in enumerate(zip(self._ring, new, strict=True)):
+            spread = made.gather(2, sources.expand(-1, made.shape[1], -1, made.shape[3]))
             spread = spread[:, None].expand(-1, own, -1, -1, -1).reshape(tensor.shape)
-            cache[layer] = torch.where(batch["replaced"], spread, tensor)
+            self._ring[place] = torch.where(batch["replaced"], spread.to(tensor.dtype), tensor)

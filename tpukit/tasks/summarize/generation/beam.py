@@ -1,6 +1,6 @@
 """Beam search, step for step what transformers' `generate` does."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -93,22 +93,28 @@ class BeamGenerator(Decoder):
 
     @property
     def choose(self) -> Choose:
-        return partial(best_continuations, self.vocabulary, 1 + len(self.ends))
+        return partial(best_continuations, self.vocabulary, 1 + len(self.ends), self.scored)
 
 
 def best_continuations(
-    vocabulary: int, times: int, logits: Tensor, scores: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Scores and places of each group's `times` x beams best continuations, the best first.
+    vocabulary: int,
+    times: int,
+    scored: Callable[[Tensor | None, Tensor], Tensor],
+    logits: Tensor,
+    before: Tensor | None,
+    scores: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each group's `times` x beams best continuations, the best first: scores, beams, tokens.
 
     scores (groups, beams): of the running beams. Where a group's beams all hold the same, they
     share a row of logits.
     """
     assert scores is not None
-    logits = logits.repeat_interleave(scores.numel() // len(logits), 0)
-    total = logits[:, :vocabulary].log_softmax(-1) + scores.reshape(-1, 1)
+    of_tokens = scored(before, logits[:, :vocabulary].log_softmax(-1))
+    of_tokens = of_tokens.repeat_interleave(scores.numel() // len(logits), 0)
+    total = of_tokens + scores.reshape(-1, 1)
     best, places = total.reshape(len(scores), -1).topk(times * scores.shape[1])
-    return best, places
+    return best, places // total.shape[-1], places % total.shape[-1]
 
 
 class _BeamDecoding(ChunkDecoding):
@@ -168,13 +174,12 @@ class _BeamDecoding(ChunkDecoding):
         # The beams of a prompt share its keys and values: they differ in what they generated.
         self.batch.reorder(order, max((len(g.sequences[0]) for g in self.groups if g), default=0))
 
-    def _read(self, best: tuple[Tensor, Tensor]) -> list[Array]:
+    def _read(self, best: Sequence[Tensor]) -> list[Array]:
         """Scores, origins and tokens of each group's best continuations."""
-        backend, vocabulary = self.decoder.backend, self.decoder.vocabulary
+        backend = self.decoder.backend
         backend.finish()
-        host = backend.to_host({"values": best[0], "places": best[1]})
-        flat = host["places"].numpy()
-        return [host["values"].numpy(), flat // vocabulary, flat % vocabulary]
+        host = backend.to_host({str(number): part for number, part in enumerate(best)})
+        return [part.numpy() for part in host.values()]
 
     def _advance(self, number: int, best: list[Array], order: Array) -> None:
         group = self.groups[number]

@@ -1,19 +1,24 @@
 """Continuous batching: a row whose summary is finished takes the next prompt."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tpukit.hardware.backend import Backend
-from tpukit.tasks.summarize.generation.batch_decoder import BatchDecoder, CacheShape, Choose
+from tpukit.tasks.summarize.generation.batch_decoder import (
+    BatchDecoder,
+    CacheShape,
+    Choose,
+    Stored,
+    stored,
+)
 from tpukit.tasks.summarize.generation.decoding import Decoding, GenerationPlan, Prompt
-from tpukit.tasks.summarize.model.decoder import LanguageModel
 
 Array = np.ndarray[Any, Any]
 PREFILL_TOKENS = 1024
@@ -26,10 +31,12 @@ WORTH_TIGHTENING = 0.75
 class Decoder:
     """What every way of decoding takes: greedy, sampling and beam search."""
 
-    model: LanguageModel
+    model: nn.Module
     backend: Backend
     plan: GenerationPlan
     decoding: Decoding
+    block_size: int
+    """Positions that the model knows."""
     vocabulary: int
     """Tokens that may be chosen; a model may have more, to fill its matrices up."""
     ends: frozenset[int]
@@ -46,9 +53,25 @@ class Decoder:
         """A cache of this shape without prompts."""
         if not self.kept or self.kept[0].shape != shape:
             self.kept.clear()
-            self.kept.append(BatchDecoder(self.model, self.backend, shape, self.choose))
+            decoder = BatchDecoder(
+                self.model, self.backend, shape, self.stored, self.choose,
+                block_size=self.block_size, keeps_tokens=self.decoding.repetition_penalty != 1,
+            )  # fmt: skip
+            self.kept.append(decoder)
         self.kept[0].restart()
         return self.kept[0]
+
+    @cached_property
+    def stored(self) -> list[Stored]:
+        """What a cache of this model holds."""
+        return stored(self.model, self.backend, self.devices)
+
+    @cached_property
+    def scored(self) -> Callable[[Tensor | None, Tensor], Tensor]:
+        """Scores of the vocabulary as transformers' processors leave them, of the tokens before
+        them."""
+        processors: Callable[[Tensor | None, Tensor], Tensor] = self.decoding.processors()
+        return processors
 
     @property
     def devices(self) -> int:
@@ -62,7 +85,7 @@ class Decoder:
 
     def most_new_tokens(self, prompt: Prompt) -> int:
         """New tokens until the limit or the end of the context."""
-        room = self.model.config.block_size - len(prompt.tokens)
+        room = self.block_size - len(prompt.tokens)
         return min(self.decoding.limit, room)
 
 
@@ -153,15 +176,20 @@ class StreamingGenerator(Decoder):
 
     @property
     def choose(self) -> Choose:
-        return partial(next_tokens, self.vocabulary, self.decoding)
+        return partial(next_tokens, self.vocabulary, self.decoding.top_k, self.scored)
 
 
 def next_tokens(
-    vocabulary: int, decoding: Decoding, logits: Tensor, uniform: Tensor | None
+    vocabulary: int,
+    most: int | None,
+    scored: Callable[[Tensor | None, Tensor], Tensor],
+    logits: Tensor,
+    before: Tensor | None,
+    uniform: Tensor | None,
 ) -> Tensor:
     """The next token of each row of logits: the best one, or one by a uniform number."""
-    logits = logits[:, :vocabulary]
-    return logits.argmax(-1) if uniform is None else sample_tokens(logits, uniform, decoding)
+    scores = scored(before, logits[:, :vocabulary])
+    return scores.argmax(-1) if uniform is None else sample_tokens(scores, uniform, most)
 
 
 class _StreamingDecoding(ChunkDecoding):
@@ -255,19 +283,15 @@ class _StreamingDecoding(ChunkDecoding):
         return draws if self.decoding.do_sample else None
 
 
-def sample_tokens(logits: Tensor, uniform: Tensor, decoding: Decoding) -> Tensor:
-    """Samples a token for each row of logits (rows, vocabulary) from uniform numbers (rows,).
+def sample_tokens(scores: Tensor, uniform: Tensor, most: int | None) -> Tensor:
+    """Samples a token for each row of scores (rows, vocabulary) from uniform numbers (rows,).
 
-    Temperature, then top-k, then top-p, as transformers applies them; the draw inverts the
-    cumulative distribution, so one uniform number decides one token.
+    The draw inverts the cumulative distribution over the `most` best tokens, or over all, the best
+    first, so one uniform number decides one token.
     """
-    assert decoding.temperature is not None and decoding.top_p is not None
-    count = decoding.top_k or logits.shape[-1]
-    values, tokens = torch.topk(logits / decoding.temperature, min(count, logits.shape[-1]))
+    values, tokens = torch.topk(scores, min(most or scores.shape[-1], scores.shape[-1]))
     probability = values.softmax(-1)
-    before = probability.cumsum(-1) - probability
-    kept = torch.where(before < decoding.top_p, probability, torch.zeros_like(probability))
-    cumulative = kept.cumsum(-1)
+    cumulative = probability.cumsum(-1)
     place = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1)
-    last = (kept > 0).sum(-1) - 1
+    last = (probability > 0).sum(-1) - 1
     return tokens.gather(1, torch.minimum(place, last)[:, None])[:, 0]

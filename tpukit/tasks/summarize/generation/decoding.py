@@ -22,6 +22,11 @@ PREFILL_LENGTHS = 8
 BATCHES_PER_CHUNK = 8
 """Prompts of a chunk: more waste less at its end, fewer lose less when a run is killed."""
 
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+"""Options of sampling, in the order they take effect in, and what leaves the scores alone."""
+SAMPLING = NEUTRAL | {"top_k": 50}
+"""Their values where one of them, or `do_sample`, is given."""
+
 
 @dataclass(frozen=True)
 class Decoding:
@@ -37,6 +42,13 @@ class Decoding:
     """Sample from the top K tokens (default: 50); 0: from all."""
     top_p: float | None = setting(None, Range(0, 1, whole=False, includes_low=False))
     """Nucleus probability (default: 1)."""
+    min_p: float | None = setting(None, Range(0, 1, whole=False))
+    """Sample from tokens with at least this part of the best one's probability (default: 0)."""
+    typical_p: float | None = setting(None, Range(0, 1, whole=False, includes_low=False))
+    """Locally typical probability (default: 1)."""
+    repetition_penalty: float = setting(1.0, Range(0, 1000, whole=False, includes_low=False))
+    """Divides positive scores of tokens that were there before, and multiplies others; not only in
+    sampling."""
     num_beams: int = setting(1, Range(1, 1024))
     """Beams of beam search."""
     length_penalty: float = setting(1.0, Range(-100, 100, whole=False))
@@ -47,9 +59,8 @@ class Decoding:
     """Seed of the sampling."""
 
     def __post_init__(self) -> None:
-        sampling = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-        given = any(getattr(self, name) is not None for name in sampling)
-        for name, default in {"do_sample": given, **sampling}.items():
+        given = any(getattr(self, name) is not None for name in SAMPLING)
+        for name, default in {"do_sample": given, **SAMPLING}.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         problems = range_problems(self)
@@ -62,6 +73,23 @@ class Decoding:
     def limit(self) -> int:
         """Most new tokens of an answer."""
         return self.max_new_tokens or MAX_NEW_TOKENS
+
+    def processors(self) -> Any:
+        """transformers' processors of scores, in the order of its `generate`: a list to call with
+        the tokens before (rows, length) and their scores (rows, vocabulary)."""
+        from transformers.generation import logits_process as theirs
+
+        made: Any = theirs.LogitsProcessorList()
+        if self.repetition_penalty != 1:
+            made.append(theirs.RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
+        kinds = (
+            theirs.TemperatureLogitsWarper, theirs.TopKLogitsWarper, theirs.TopPLogitsWarper,
+            theirs.MinPLogitsWarper, theirs.TypicalLogitsWarper,
+        )  # fmt: skip
+        for (name, neutral), kind in zip(NEUTRAL.items(), kinds, strict=True):
+            if self.do_sample and (value := getattr(self, name)) != neutral:
+                made.append(kind(value))
+        return made
 
 
 @dataclass(frozen=True)

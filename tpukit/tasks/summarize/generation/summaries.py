@@ -13,15 +13,12 @@ from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.rows import Row
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
-from tpukit.tasks.summarize.generation.beam import BeamGenerator
-from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
 from tpukit.tasks.summarize.generation.decoding import (
     Decoding,
     GenerationPlan,
     Prompt,
     plan_generation,
 )
-from tpukit.tasks.summarize.model.decoder import LanguageModel
 
 
 class Summary(NamedTuple):
@@ -56,14 +53,14 @@ def generate_summaries(
     backend: Backend,
     prompts: Sequence[Prompt],
     decoding: Decoding,
-    tokenizer: Tokenizer | HubTokenizer,
+    formats: PromptFormat,
     batch_size: int,
 ) -> tuple[list[str], int]:
     """The summary of each prompt, and how many are cut off. The ranks share the work; every rank
     gets all."""
     plan = plan_prompts(prompts, backend, batch_size, decoding.num_beams)
     own = range(backend.rank, len(plan.chunks), backend.world_size)
-    made = summaries_of_chunks(model, backend, plan, own, decoding, tokenizer)
+    made = summaries_of_chunks(model, backend, plan, own, decoding, formats)
     own_summaries = {row: summary for _, chunk in made for row, summary in chunk.items()}
     parts = backend.all_gather_objects(own_summaries)
     summaries = {row: summary for part in parts for row, summary in part.items()}
@@ -77,18 +74,21 @@ def summaries_of_chunks(
     plan: GenerationPlan,
     numbers: Iterable[int],
     decoding: Decoding,
-    tokenizer: Tokenizer | HubTokenizer,
+    formats: PromptFormat,
 ) -> Iterator[tuple[int, dict[int, Summary]]]:
     """The summaries by row of each of these chunks of the plan; `model` as `prepare` gave it, in
     eval mode.
 
     Every rank must exhaust it, whatever the number of its chunks.
     """
+    from tpukit.tasks.summarize.generation.beam import BeamGenerator
+    from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
+
     plain, nothing = backend.unwrap(model), torch.zeros((1, 1), dtype=torch.long)
-    assert isinstance(plain, LanguageModel)
     kind = BeamGenerator if decoding.num_beams > 1 else StreamingGenerator
-    size = min(plain.config.vocabulary_size, tokenizer.vocabulary_size)
-    generator = kind(plain, backend, plan, decoding, size, tokenizer.ends)
+    tokenizer: Tokenizer | HubTokenizer = formats.tokenizer
+    sizes = (formats.block_size, tokenizer.vocabulary_size)
+    generator = kind(plain, backend, plan, decoding, *sizes, tokenizer.ends)
 
     @torch.no_grad()
     def filler() -> None:

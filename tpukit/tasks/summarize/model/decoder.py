@@ -377,11 +377,10 @@ class LanguageModel(nn.Module):
         wanted: Tensor | None = None,
         *,
         labels: Tensor | None = None,
-        keep_keys: bool = False,
-        past: KeyValues | None = None,
         positions: Tensor | None = None,
         starts: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        cache: Any = None,
+    ) -> Tensor:
         """Logits of `tokens`, (rows, length) with positions from 0.
 
         wanted: (groups, count) indices into the flattened positions of each group of rows (rows
@@ -389,21 +388,25 @@ class LanguageModel(nn.Module):
             follows the last attention is computed there only. Without it: (rows, length,
             vocabulary).
         labels: (groups, count): returns the cross entropy of each instead, 0 where `IGNORED`.
-        keep_keys: also returns keys and values, (layers, rows, heads, length, width of a head).
-        past, positions: `tokens` (rows, 1) continue what `past` holds, at `positions` (rows, 1);
-            the new keys and values are written into `past`.
+        cache: a `Recorder` of keys and values, or a `Ring` that `tokens` (rows, 1) continue, at
+            `positions` (rows, 1).
         starts: (rows, length), where in its row each token's own sample begins: rows that hold
             several samples.
         """
-        if past is not None:
-            assert positions is not None
+        if positions is not None:
+            keys, values = zip(*cache.found.values(), strict=True)
+            seen = cache.bias[:, 0, 0] == 0
+            past = KeyValues(keys, values, cache.position, seen, cache.age)
             return self._decode(tokens, past, positions)
         places = torch.arange(tokens.shape[1], device=tokens.device)[None]
         of_sample = places if starts is None else places - starts
         x = self._embed(tokens, of_sample)
         inputs = self._inputs(of_sample, self._first_seen(tokens, starts))
-        if keep_keys:
-            return self._prefill(x, inputs, wanted)
+        if cache is not None:
+            logits, found_keys, found_values = self._prefill(x, inputs, wanted)
+            for layer, pair in enumerate(zip(found_keys, found_values, strict=True)):
+                cache.update(*pair, layer)
+            return logits
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
             if number == last:

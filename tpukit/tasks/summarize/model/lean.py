@@ -52,7 +52,7 @@ def attention(
     """Causal attention as transformers' models call it: query (rows, heads, length, width) and the
     result (rows, length, heads, width).
 
-    starts: see `LanguageModel.forward`. cache: attends to what it holds, by its `attend`.
+    starts: see `LanguageModel.forward`. cache: one with `attend` attends to what it holds.
     s_aux: (heads,), a score beside the keys' that takes its share of the probability.
     """
     if attention_mask is not None or (dropout and module.training):
@@ -65,7 +65,7 @@ def attention(
     exactly = None
     if softcap or s_aux is not None:
         exactly = partial(exact_attention, softcap or None, s_aux)
-    if cache is not None:
+    if hasattr(cache, "attend"):
         return cache.attend(query, key, value, ops, sliding_window, exactly), None
     length = query.shape[2]
     if sliding_window and sliding_window < length:
@@ -105,7 +105,7 @@ def exact_attention(
     for first in starts:
         scores = scores.masked_fill(columns < first[:, None, :, None], float("-inf"))
     if sinks is not None:
-        beside = sinks.float().reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        beside = sinks.float().reshape(1, query.shape[1], -1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, beside], -1).softmax(-1)[..., :-1]
     else:
         scores = scores.softmax(-1)
@@ -153,7 +153,8 @@ class LanguageModel(nn.Module):
         starts: (rows, length), where in its row each token's own sample begins: rows that hold
             several samples.
         positions: (rows, length), those of the tokens.
-        cache: a `Cache` of transformers with `attend`, which `attention` leaves its part to.
+        cache: a `Cache` of transformers; its `attend`, if it has one, takes the place of
+            `attention`.
         """
         if positions is None:
             places = torch.arange(tokens.shape[1], device=tokens.device)[None]
