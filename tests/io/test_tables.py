@@ -126,7 +126,6 @@ REFUSED = {
     "several.zip": (packed("id\n", "a.csv", "b.csv"), r"packs 2 files .'a.csv', 'b.csv'."),
     "nothing.csv": (b"\xef\xbb\xbf\n", "is empty"),
     "sheet.xlsx": (b"", "[.]xlsx is not read"),
-    "columns.parquet": (b"PAR1", "[.]parquet is not read"),
     "nowhere.csv": (None, "Cannot read .*nowhere.csv: No such file"),
 }
 """File -> its content, and what is said of it."""

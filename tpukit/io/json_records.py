@@ -24,7 +24,7 @@ def json_records(path: Path, text: TextIO) -> Iterator[tuple[int, list[str]]]:
                 f"{where} has {', '.join(values) or 'nothing'}; the first has {', '.join(header)}.",
                 "Every object needs the same names.",
             )
-        yield line, [_as_text(where, name, values[name]) for name in header]
+        yield line, [json_text(where, name, values[name]) for name in header]
 
 
 def _json_objects(path: Path, text: TextIO) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -98,11 +98,11 @@ def _rows_of_objects(path: Path, value: dict[str, dict[str, Any]]) -> Sequence[A
     )
 
 
-def _as_text(where: str, column: str, value: Any) -> str:
+def json_text(where: str, column: str, value: Any) -> str:
     """A value as a field of CSV has it: null and NaN are empty."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Tables of every task: CSV and JSON files as spreadsheets and pandas write them, and submissions.
+"""Tables of every task: CSV, JSON and Parquet files as pandas writes them, and submissions.
 
 Separators, encodings and archives are detected from the content. Names of columns are compared in
 Unicode's normal form C and without blanks around. Each mistake names file, row and column.
@@ -19,14 +19,14 @@ from typing import NamedTuple, TextIO
 from tpukit.errors import DataError
 from tpukit.io.files import replacing
 from tpukit.io.json_records import json_records
+from tpukit.io.parquet import parquet_records
 from tpukit.io.text_files import open_text
 
 FORMS = (".csv", ".jsonl", ".json", ".tsv", ".ndjson")
-SUFFIXES = tuple(form + packed for packed in ("", ".gz", ".zip", ".bz2", ".xz") for form in FORMS)
+PACKED = ("", ".gz", ".zip", ".bz2", ".xz")
+SUFFIXES = (*(form + packed for packed in PACKED for form in FORMS), ".parquet")
 """Ends of the names of tables, the likeliest first."""
 OTHER_FILES = {
-    ".parquet": "pandas.read_parquet(FILE).to_json('train.jsonl', orient='records', lines=True)"
-    " makes JSON lines of it.",
     ".zst": "Unpack it.",
     **dict.fromkeys((".xls", ".xlsx", ".ods"), "Save the sheet as CSV."),
 }
@@ -202,6 +202,9 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The header, then each row, with the line it starts on; blank lines are left out."""
     if hint := OTHER_FILES.get(path.suffix):
         raise DataError(f"{path}: {path.suffix} is not read.", hint)
+    if path.suffix.lower() == ".parquet":
+        yield from parquet_records(path)
+        return
     is_json = re.search(r"\.(json|jsonl|ndjson)\b", path.name.lower())
     with open_text(path) as text:
         yield from (json_records if is_json else _csv_records)(path, text)

@@ -13,6 +13,7 @@ import numpy as np
 
 from tpukit.errors import DataError
 from tpukit.io.files import writing_errors
+from tpukit.io.hub_data import local_data
 from tpukit.io.tables import column_place, is_table_name, open_table, table_file, write_csv
 from tpukit.tasks.summarize.baseline import (
     lead_line,
@@ -65,7 +66,7 @@ def evaluate_run(
     folder it was trained from, if none is named. `valid`: the rows held out of training.
     """
     assert request.run is not None, "summaries have no checkpoint files of other code"
-    home = request.data_path or Path(trained.config.data_path)
+    home = local_data(request.data_path or trained.config.data_path)
     held_out: frozenset[int] = frozenset()
     if request.data == "valid":
         source = Path(request.named("valid"))

@@ -20,6 +20,7 @@ from torch import nn
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import is_writable, writing_errors
+from tpukit.io.hub_data import local_data
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
 from tpukit.io.sample_submission import require_match
@@ -62,7 +63,7 @@ def checked_job(config: SummarizeConfig, request: PredictionRequest) -> Predicti
     decoding = request.options or Decoding()
     if decoding.max_new_tokens is None:
         decoding = replace(decoding, max_new_tokens=config.max_new_tokens)
-    data = request.data_path or Path(config.data_path)
+    data = local_data(request.data_path or config.data_path)
     # Of a training file the one beside it.
     folder = data.parent if is_table_name(data) else data
     out = request.out or SUBMISSION

@@ -36,7 +36,8 @@ class SummarizeConfig:
     """The task's own settings."""
 
     data_path: str = "./data"
-    """A folder with `train.csv`, or the file itself."""
+    """A folder with `train.csv` (or .jsonl, .parquet), the file itself, or a data set of the hub as
+    `hf://OWNER/NAME`."""
     valid_file: str | None = None
     """A CSV file to validate on; None splits the training file."""
     valid_fraction: float = setting(0.05, DECAY)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend, Batch, ModelOps
+from tpukit.io.hub_data import local_data
 from tpukit.io.progress import Progress
 from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, BucketPlan, evaluation_plan
 from tpukit.tasks.summarize.data.dataset import (
@@ -128,7 +129,7 @@ class SummarizeTask(Task):
     # -- data -------------------------------------------------------------------------------------
     @property
     def train_file(self) -> Path:
-        return training_file(Path(self.config.data_path))
+        return training_file(local_data(self.config.data_path))
 
     @cached_property
     def tokenizer(self) -> Tokenizer | HubTokenizer:
