@@ -155,7 +155,10 @@ def main() -> None:
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     # Weights without a gradient have no state where a step makes it.
     states = {name: optimizer.state[p] for name, p in trained.items()}
-    moments = {n: s.get("exp_avg", torch.zeros_like(trained[n])) for n, s in states.items()}
+    moments = {
+        name: state["exp_avg"] if "exp_avg" in state else torch.zeros_like(trained[name])
+        for name, state in states.items()
+    }
     kept = backend.to_host(moments)
     exchange(list(trained.values()), list(moments.values()))
     swapped = backend.to_host(trained)
