@@ -67,6 +67,7 @@ class Trained:
         self.outer, self.table_like, self.words = Outer(), Table(a=1.0), Words(a=1.0)
         self.words.extra = 1.0
         self.classes, self.table, self.mask = torch.ones(3), np.ones(3), np.ones((300, 300))
+        self.remote = torch.ones(3, device="meta")
         self.shared = torch.from_numpy(np.ones(3))
         self.nothing, self.objects = torch.ones(2, requires_grad=True), np.array([{}, 1], object)
         self.bytes = bytearray(3)
@@ -183,6 +184,9 @@ CHANGES = {
     "Trained.classes (data)": lambda o: data(o.task.classes, torch.zeros(3)),
     "Trained.classes (of another shape)": lambda o: data(o.task.classes, torch.ones(4)),
     "Trained.classes (of another dtype)": lambda o: data(o.task.classes, torch.ones(3).bfloat16()),
+    "Trained.remote": lambda o: setattr(o.task, "remote", torch.ones(3, device="meta")),
+    "Trained.remote (of another shape)": lambda o: data(o.task.remote, o.task.remote.new_ones(4)),
+    "Trained.remote (of another dtype)": lambda o: data(o.task.remote, o.task.remote.double()),
     "Trained.shared": lambda o: o.task.shared.numpy().__setitem__(0, 2.0),
     "Trained.nothing": lambda o: o.task.nothing.requires_grad_(False),
     "Trained.table": lambda o: o.task.table.__setitem__(0, 2),
@@ -294,7 +298,8 @@ def undone():
 
 
 IN_PLACE = (
-    "Trained.classes", "Trained.shared", "Trained.nothing", "Trained.table", "Trained.mask",
+    "Trained.classes", "Trained.remote (of", "Trained.shared", "Trained.nothing", "Trained.table",
+    "Trained.mask",
     "Trained.objects", "Trained.bytes", "Linear._parameters.weight", "autocast", "torch.set_",
     "attention", "shifted.__code__", "SGD.param_groups.1", "torch.nn._",
 )  # fmt: skip

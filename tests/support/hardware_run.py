@@ -152,13 +152,9 @@ def main() -> None:
     loss_and_norm = backend.to_host({"last": last})["last"].tolist()
     host = backend.to_host(parameters)
     # There and back again: what a checkpoint does.
-    trained = {name: p for name, p in parameters.items() if p.requires_grad}
     # Weights without a gradient have no state where a step makes it.
-    states = {name: optimizer.state[p] for name, p in trained.items()}
-    moments = {
-        name: state["exp_avg"] if "exp_avg" in state else torch.zeros_like(trained[name])
-        for name, state in states.items()
-    }
+    trained = {name: p for name, p in parameters.items() if optimizer.state.get(p)}
+    moments = {name: optimizer.state[p]["exp_avg"] for name, p in trained.items()}
     kept = backend.to_host(moments)
     exchange(list(trained.values()), list(moments.values()))
     swapped = backend.to_host(trained)

@@ -1,12 +1,14 @@
 """The share of time that a run waits for data, and the report of a step that hangs."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from tiny_task import Rows, Tiny
 
 import tpukit
 from tpukit.hardware.eager.backend import EagerBackend
+from tpukit.hardware.eager.devices import CpuDevice
 from tpukit.train import monitor
 from tpukit.train.run_folder import RunFolder
 from tpukit.train.run_log import read_metrics
@@ -16,10 +18,13 @@ from tpukit.train.task import Datasets
 class Clock:
     """Time that passes where a test says so."""
 
-    now = 0.0
+    now = slept = 0.0
 
     def monotonic(self):
         return self.now
+
+    def thread_time(self):
+        return self.now - self.slept
 
 
 @pytest.fixture
@@ -82,6 +87,33 @@ def test_the_share_of_waiting_is_that_of_a_slow_data_set(tmp_path, clock, capfd)
     assert [row["data_waiting"] for row in rows] == pytest.approx([0.5] * 3)
     shown = capfd.readouterr().err
     assert "waits for data 50%" in shown and "waits for data 1%" not in shown
+
+
+class Sleeping(Slow):
+    """Half of a step waits for the device."""
+
+    def loss(self, model, batch):
+        self.clock.slept += self.compute_seconds / 2
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(("kind", "busy"), [(Slow, 0.96), (Sleeping, 0.48)])
+def test_a_step_is_host_bound_where_its_thread_hardly_sleeps(
+    tmp_path, clock, capfd, monkeypatch, kind, busy
+):
+    """Making data counts as waiting for it."""
+    task = kind(clock, compute=0.96)
+    fit(task, tmp_path / "cpu")
+    rows = [r for r in read_metrics(RunFolder(tmp_path / "cpu")) if r["kind"] == "train"]
+    assert {row["host_busy"] for row in rows} == {
+        None
+    } and "host-bound" not in capfd.readouterr().err
+    usage = CpuDevice.usage
+    monkeypatch.setattr(CpuDevice, "usage", lambda self: replace(usage(self), host_sleeps=True))
+    fit(task, tmp_path / "tpu")
+    rows = [r for r in read_metrics(RunFolder(tmp_path / "tpu")) if r["kind"] == "train"]
+    assert [row["host_busy"] for row in rows] == pytest.approx([busy] * 3)
+    assert ("host-bound 96%" in capfd.readouterr().err) == (busy > 0.8)
 
 
 def test_a_high_rate_is_shown_without_an_exponent(tmp_path, clock, capfd):

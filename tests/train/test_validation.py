@@ -1,5 +1,9 @@
 """Validation: metrics from rows, several sets, the best metric, early stopping, the hook."""
 
+import multiprocessing
+import os
+import shutil
+import time
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -499,3 +503,47 @@ def test_a_hook_that_fails_is_one_warning(train):
     assert result.finished and Tracked.rows == metrics
     warnings = [line for line in lines if "on_log" in line]
     assert warnings == ["Warning: Tracked.on_log failed: ConnectionError: the tracker is away"]
+
+
+class Decoding(Rows):
+    """Remembers, in a file each, the processes that read it."""
+
+    def __init__(self, folder):
+        super().__init__(32)
+        self.folder = folder
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        (self.folder / str(os.getpid())).touch()
+        return super().__getitem__(index)
+
+
+def test_validation_batches_are_made_by_workers_that_stand_ready(tmp_path):
+    """The same ones in each validation, started before the first step; they end with the run."""
+
+    class Validating(Tiny):
+        name = "validating"
+
+        def datasets(self):
+            return Datasets(
+                Rows(32), {"a": Decoding(tmp_path / "a"), "b": Decoding(tmp_path / "b")}
+            )
+
+    scores = []
+    for workers in (0, 4):
+        for name in ("a", "b"):
+            shutil.rmtree(tmp_path / name, ignore_errors=True)
+            (tmp_path / name).mkdir()
+        config = TrainConfig(max_steps=6, ckpt_every=2, global_batch_size=8, num_workers=workers)
+        folder = RunFolder(tmp_path / f"run {workers}")
+        train_run(TrainingRequest(Validating(), config, folder), FakeBackend(), print)
+        scores.append([row for row in read_metrics(folder) if row["kind"] == "valid"])
+        readers = [{int(file.name) for file in (tmp_path / n).iterdir()} for n in ("a", "b")]
+        if workers == 0:
+            assert readers == [{os.getpid()}] * 2
+        else:
+            assert [len(found) for found in readers] == [2, 2] and not readers[0] & readers[1]
+            assert os.getpid() not in readers[0] and not multiprocessing.active_children()
+    assert len(scores[0]) == 3 and [
+        {name: value for name, value in row.items() if name != "time"} for row in scores[0]
+    ] == [{name: value for name, value in row.items() if name != "time"} for row in scores[1]]

@@ -29,6 +29,8 @@ class DeviceUsage:
     """Peak operations a second of all devices in the run's precision; None where unknown."""
     keeps_freed_memory: bool = False
     """One shape of batch may leave less memory to the next: programs, or an allocator's cache."""
+    host_sleeps: bool = False
+    """Whether the thread that trains sleeps while it waits for the devices."""
     fallbacks: Sequence[str] = ()
     """Operators (`aten::nonzero`) that left the device so far, cutting a graph."""
 

@@ -123,9 +123,9 @@ class SampledMemory:
         """Whether the source has reported something, and is asked on."""
         return self._answered.is_set() and not self._done.is_set()
 
-    def start_anew(self) -> None:
-        """The peak counts from here."""
-        self._peak = 0
+    def start_anew(self, seconds: float) -> None:
+        """The peak counts from here, with a sample every `seconds`."""
+        self._peak, self._seconds = 0, seconds
 
     def close(self) -> None:
         """Ends the samples: nothing is reported from here on."""

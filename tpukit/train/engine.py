@@ -66,7 +66,7 @@ class Engine:
         """Trains from the present step to the last, or until it is stopped."""
         total, first_step = self.plan.total_steps, self.step
         steps = self.source.read()
-        with self.monitor.running():
+        with self.plan.validation_workers() as self._validating, self.monitor.running():
             self.stop.raises = False
             while self.step < total:
                 with self.monitor.profiled():
@@ -181,7 +181,9 @@ class Engine:
         with self.monitor.pause():
             self.require_finite(self.learner.bad_step())
             with self.learner.evaluation_weights():
-                scores = validation_scores(self.plan, self.learner, self.monitor.watch)
+                scores = validation_scores(
+                    self.plan, self.learner, self.monitor.watch, self._validating
+                )
             self.monitor.log_scores(scores)
         return scores
 

@@ -130,14 +130,13 @@ def in_data_order(parts: Sequence[Sequence[Rows]], micro_batches: Sequence[Micro
 
 
 # -- metrics -------------------------------------------------------------------------------------
-def validation_scores(plan: RunPlan, learner: Learner, watch: CompilationWatch) -> dict[str, float]:
+def validation_scores(
+    plan: RunPlan, learner: Learner, watch: CompilationWatch, loading: LoaderSettings
+) -> dict[str, float]:
     """All validation metrics with the model's present weights, the same on every rank.
 
     `valid_loss`, or `valid_NAME_loss` where the sets have names.
     """
-    # No new processes in the middle of a run: a fork beside the threads that write a checkpoint
-    # or talk to other ranks can hang. Batches are made on the backend's own thread instead.
-    loading = replace(plan.loading, workers=0)
     found: dict[str, float] = {}
     learner.model.eval()
     for name, data in plan.datasets.validation_sets().items():

@@ -8,9 +8,9 @@ import pickle
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
@@ -323,6 +323,29 @@ class LoaderSettings:
     """Called in each DataLoader worker as it starts."""
     timeout: float = 600.0
     """Seconds that a batch of the workers is waited for."""
+    standing: Mapping[int, MicroBatchLoader] = field(default_factory=dict)
+    """By id of a data set a loader whose workers wait for it."""
+
+
+@contextmanager
+def standing_workers(
+    task: Task, sets: Collection[Any], settings: LoaderSettings
+) -> Iterator[LoaderSettings]:
+    """Within the context settings with which the loaders of these data sets start no processes.
+
+    Their workers are started here and share the number of workers: in the middle of a run a fork
+    beside the threads that write a checkpoint or talk to other ranks can hang.
+    """
+    loaders: dict[int, MicroBatchLoader] = {}
+    if settings.workers:
+        each = replace(settings, workers=-(-settings.workers // max(1, len(sets))))
+        loaders = {id(data): make_loader(task, data, [], each, stands=True) for data in sets}
+        for loader in loaders.values():
+            iter(loader)
+    try:
+        yield replace(settings, workers=0, standing=loaders)
+    finally:
+        loaders.clear()
 
 
 def make_loader(
@@ -331,8 +354,16 @@ def make_loader(
     micro_batches: Iterable[MicroBatch],
     settings: LoaderSettings,
     see: SeeBatch | None = None,
+    *,
+    stands: bool = False,
 ) -> MicroBatchLoader:
-    """A DataLoader over micro-batches, in their order; `see` is called with each batch."""
+    """A DataLoader over micro-batches, in their order; `see` is called with each batch.
+
+    stands: its workers wait for further micro-batches.
+    """
+    if (known := settings.standing.get(id(data))) is not None:
+        known.sampler.micro_batches, known.see = micro_batches, see  # type: ignore[attr-defined]
+        return known
     # Many workers that make batches ahead would fill the shared memory.
     ahead = 2 if settings.workers <= FEW_WORKERS else 1
     loader = MicroBatchLoader(
@@ -343,6 +374,7 @@ def make_loader(
         prefetch_factor=ahead if settings.workers else None,
         timeout=settings.timeout if settings.workers else 0,
         worker_init_fn=settings.start_worker if settings.workers else None,
+        persistent_workers=stands,
         # One of its own: a loader would otherwise draw from the generator that dropout uses.
         generator=torch.Generator().manual_seed(settings.seed),
     )

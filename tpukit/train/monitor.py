@@ -27,6 +27,9 @@ SHOWN_SECONDS = 3.0
 """Minimum time between two lines about the first step's micro-batches."""
 SHOWN_WAITING = 0.05
 """Minimum part of the time spent on waiting for data that the progress line shows."""
+HOST_BOUND = 0.8
+"""Minimum part of the time in which the thread that trains computes, that the progress line calls
+host-bound."""
 SHOWN_NAMES = 3
 """Number of names in a warning of parameters."""
 SHORT_RUN_SECONDS = 60.0
@@ -199,6 +202,7 @@ class RunMonitor:
             "skipped_steps": metrics.skipped,
             "samples_per_second": self.clock.rate,
             "data_waiting": self.clock.waiting,
+            "host_busy": self._host_busy(),
             "mfu": self._mfu(self.clock.rate),
             "compilations": self.backend.compilations(),
             **({"memory_used": memory.used, "memory_peak": memory.peak} if memory else {}),
@@ -250,6 +254,8 @@ class RunMonitor:
             parts.append(f"{three_digits(self.clock.rate)} samples/s")
         if self.clock.waiting >= SHOWN_WAITING:
             parts.append(f"waits for data {self.clock.waiting:.0%}")
+        if (busy := self._host_busy()) is not None and busy >= HOST_BOUND:
+            parts.append(f"host-bound {busy:.0%}")
         if mfu := self._mfu(self.clock.rate):
             parts.append(f"MFU {mfu:.1%}")
         usage = self.backend.usage()
@@ -279,6 +285,11 @@ class RunMonitor:
         """Part of the devices' peak operations a second that the model takes at this rate."""
         peak, operations = self.backend.usage().peak_flops, self.plan.operations_per_sample()
         return rate * operations / peak if peak and operations else None
+
+    def _host_busy(self) -> float | None:
+        """Part of the time in which the host computes; None where waiting for the devices takes
+        processor time too."""
+        return self.clock.busy if self.backend.usage().host_sleeps else None
 
     def _report_stall(self, line: str, stack: str) -> None:
         if self.log is None:
@@ -350,23 +361,26 @@ class StepClock:
         """Samples per second of the last window."""
         self.waiting = 0.0
         """Part of the last window's time that the host waited for data."""
+        self.busy = 0.0
+        """Part of the last window's time in which this thread computed, other than data."""
         self._seconds = self._waited = 0.0
         self._steps = 0
         self.restart()
 
     def restart(self) -> None:
         """Begins a window, without what has not been counted yet."""
-        self._window_started = time.monotonic()
+        self._window_started, self._window_computed = time.monotonic(), time.thread_time()
         self._window_steps = 0
         self._window_waited = 0.0
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
-        started = time.monotonic()
+        started, computed = time.monotonic(), time.thread_time()
         try:
             yield
         finally:
             self._window_waited += time.monotonic() - started
+            self._window_computed += time.thread_time() - computed
 
     def step(self) -> None:
         """Counts a step."""
@@ -379,6 +393,7 @@ class StepClock:
             return
         self.rate = self._window_steps * self.samples_per_step / seconds
         self.waiting = self._window_waited / seconds
+        self.busy = (time.thread_time() - self._window_computed) / seconds
         self._seconds += seconds
         self._waited += self._window_waited
         self._steps += self._window_steps

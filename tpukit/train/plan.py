@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -30,6 +30,7 @@ from tpukit.train.loader import (
     StepBatches,
     example_batches,
     make_loader,
+    standing_workers,
 )
 from tpukit.train.report.tested import METRIC_NAMES
 from tpukit.train.run_folder import RunFolder, read_config
@@ -120,6 +121,10 @@ class RunPlan:
         sampler = PlannedMicroBatches(self.batches, steps, backend.rank, backend.world_size)
         loader = make_loader(self.task, self.datasets.train, sampler, self.loading, see)
         return StepBatches(backend, sampler, loader, position)
+
+    def validation_workers(self) -> AbstractContextManager[LoaderSettings]:
+        """See `standing_workers`."""
+        return standing_workers(self.task, self.datasets.validation_sets().values(), self.loading)
 
     def rate(self, step: int) -> float:
         """The learning rate of step `step` (from 0), as the task has it."""

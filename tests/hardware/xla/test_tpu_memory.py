@@ -68,7 +68,7 @@ def test_a_peak_between_two_reads_is_seen():
         threading.Event().wait(0.04)
         used[0] = 3 * GIB
         assert memory.read() == Memory(3 * GIB, 9 * GIB, 16 * GIB)
-        memory.start_anew()
+        memory.start_anew(0.02)
         assert memory.read().peak < 9 * GIB
     finally:
         memory.close()

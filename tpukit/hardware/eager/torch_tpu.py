@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tpukit.errors import HardwareError, JobError
-from tpukit.hardware.backend import Batch
+from tpukit.hardware.backend import Batch, DeviceUsage
 from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT, init_method
 from tpukit.hardware.eager.devices import EagerDevice, Gather
 from tpukit.hardware.eager.programs import StepPrograms
@@ -115,6 +116,9 @@ class TpuDevice(EagerDevice):
 
     def compilations(self) -> int:
         return int(self._tpu._get_cache_stats().num_compilations)
+
+    def usage(self) -> DeviceUsage:
+        return replace(super().usage(), host_sleeps=True)
 
     def memory(self) -> Memory | None:
         if not self._counts_memory:

@@ -71,7 +71,9 @@ from tpukit.hardware.xla.tpu_memory import duty_cycle_percent, fullest_device
 from tpukit.knowledge.accelerators import peak_flops, tpu_by_device_kind
 
 SECONDS_BETWEEN_SAMPLES = 0.02
-"""Period of the samples of a TPU's memory in seconds; libtpu keeps no peak."""
+"""Period of the samples of a TPU's memory while it is measured; libtpu keeps no peak."""
+SECONDS_IN_RUNS = 1.0
+"""The same in a run, whose steps are alike: each sample takes time from the thread that trains."""
 
 
 class XlaBackend(XlaOps):
@@ -96,7 +98,7 @@ class XlaBackend(XlaOps):
         self.device = mesh.device
         self.precision: Precision = precision
         self.memory_limit = memory_limit
-        self._sampled = SampledMemory(fullest_device, SECONDS_BETWEEN_SAMPLES)
+        self._sampled = SampledMemory(fullest_device, SECONDS_IN_RUNS)
         self._compiled = 0
         """Programs when the memory limit was last enforced."""
         self.collectives = collectives
@@ -312,6 +314,7 @@ class XlaBackend(XlaOps):
             duty_cycle_percent() if self._sampled.answers else None,
             self._peak_flops(),
             keeps_freed_memory=True,
+            host_sleeps=xr.device_type() == "TPU",
             fallbacks=sorted(fallback_counts()),
         )
 
@@ -326,7 +329,7 @@ class XlaBackend(XlaOps):
             limit = self.memory_limit
             limit_bytes = limit.limit_bytes if limit else None
             return meter_process_memory(limit_bytes, tensors_alone=limit is not None)
-        self._sampled.start_anew()
+        self._sampled.start_anew(SECONDS_BETWEEN_SAMPLES)
         return meter_device_memory(self._memory)
 
     def _memory(self) -> Memory | None:

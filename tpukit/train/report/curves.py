@@ -129,7 +129,10 @@ ALL_POINTS = 30_000
 
 ENGINE = {
     "Rate": ("samples/s", {"samples_per_second": "rate"}),
-    "Use of the time": ("", {"mfu": "MFU", "data_waiting": "waiting for data"}),
+    "Use of the time": (
+        "",
+        {"mfu": "MFU", "data_waiting": "waiting for data", "host_busy": "host"},
+    ),
     "Memory": ("GiB", {"memory_used": "used", "memory_peak": "peak"}),
     "Compilations": ("", {"compilations": "compilations"}),
     "Learning rate": ("", {"lr": "learning rate"}),
