@@ -44,7 +44,6 @@ def test_nothing_heavy_is_imported(imported, line):
     assert code in (0, 1, 2)
     assert not HEAVY & set(modules)
     assert "numpy" not in modules or "doctor" not in line
-    assert "libcst" not in modules or "--quick" not in line
 
 
 def test_completion_imports_nothing_heavy():

@@ -246,19 +246,19 @@ class _Finder:
                 if row is not None:
                     is_text = row.fix is not None and row.fix.special == "text"
                     fix = None if is_text and isinstance(node, ast.Name) else row.fix
-                    self._add(row, self.module.span(node), old, name, fix)
+                    self._add(row, node, old, name, fix)
 
     def shell_lines(self) -> None:
         """Commands and variables in a notebook's magics and shell lines."""
         for row, span, old, name in find_in_shell_lines(self.module, self.table):
-            self._add(only_set(row), span, old, name, None)
+            self._add(only_set(row), span, old, name)
 
     def _shell_call(self, node: ast.Call) -> None:
         """`os.system("...")`, and what a notebook's export makes of shell lines."""
         text = node.args[-1] if node.args else None
         if isinstance(text, ast.Constant) and isinstance(text.value, str):
             for row, old, name in find_in_command(text.value, self.table):
-                self._add(only_set(row), self.module.span(text), old, name.group(), None)
+                self._add(only_set(row), text, old, name.group())
 
     # -- places -----------------------------------------------------------------------------------
     def _found(self, node: _Place, row: OldCall, name: str, *, fixable: bool = True) -> None:
@@ -281,13 +281,21 @@ class _Finder:
         used = [name.rpartition(".")[2], *(k.arg or "" for k in (call.keywords if call else ()))]
         new = "; ".join(row.instead[one] for one in used if one in row.instead) or row.new
         old = _as_used(row, name, call)
-        self._add(replace(row, new=new), self.module.span(node), old, name, fix, remark)
+        self._add(replace(row, new=new), node, old, name, fix, remark)
 
     def _add(
-        self, row: OldCall, span: Span, old: str, name: str, fix: Fix | None, remark: str = ""
+        self,
+        row: OldCall,
+        at: _Place | Span,
+        old: str,
+        name: str,
+        fix: Fix | None = None,
+        remark: str = "",
     ) -> None:
+        """at: a node, or a span in a shell line."""
+        node, span = (None, at) if isinstance(at, tuple) else (at, self.module.span(at))
         place = ModuleFinding(
-            *span, row.id, old, row.new, row.since, row.status, fix, name, row.effect, remark
+            *span, row.id, old, row.new, row.since, row.status, fix, name, row.effect, remark, node
         )
         if place not in self.places:
             self.places.append(place)

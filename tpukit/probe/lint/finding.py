@@ -1,6 +1,7 @@
 """What a scan reports, in terms of files and cells, and where that is in a module's text."""
 
-from dataclasses import asdict, dataclass
+import ast
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tpukit.knowledge.calls import CallStatus, Fix, Rule
@@ -54,6 +55,8 @@ class ModuleFinding:
     """The qualified name that was used."""
     effect: str = ""
     remark: str = ""
+    node: ast.expr | ast.alias | ast.stmt | None = field(default=None, compare=False, repr=False)
+    """Of the syntax tree; None in a shell line."""
 
 
 def by_rule(rule: Rule, span: tuple[int, int, int, int], old: str) -> ModuleFinding:

@@ -1,33 +1,30 @@
-"""Rewrites the places that have one replacement with libcst: every other character stays."""
+"""Rewrites places that have one replacement by edits of the text: all else stays as it is."""
 
 import ast
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, cast
-
-import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider
+import re
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 
 from tpukit.knowledge.calls import Fix
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Names
-from tpukit.probe.lint.rewriting.call_arguments import (
-    MOVES,
-    code_of,
-    expression,
-    keyword_argument,
-    mixed_precision,
-    moved_call,
+from tpukit.probe.lint.rewriting.calls import (
+    IN_PLACE,
+    Arguments,
+    edits_in_place,
+    is_about_arguments,
     moved_text,
-    new_arguments,
-    with_arguments,
 )
-from tpukit.probe.lint.rewriting.edits import ImportEdits, unused_imports
+from tpukit.probe.lint.rewriting.imports import ImportEdits, unused_imports
+from tpukit.probe.lint.rewriting.text import Edit, SourceText, without
 from tpukit.probe.lint.source import parse_python
+from tpukit.probe.lint.syntax import NAMED
 
-Position = tuple[int, int]
+_LITERAL = re.compile(r"[rbu]*(['\"])(?s:.*)\1|\d+", re.I)
 _PYTHON_TYPES = {"unicode": "str"}
-_LOADER_KEYWORDS = ("dispatch_batches", "even_batches", "use_seedable_sampler")
+_BLOCKS = ("body", "orelse", "finalbody")
+"""Fields that hold a list of statements."""
+_IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 def rewrite(
@@ -43,349 +40,258 @@ def rewrite(
     exports: other modules import names from this one, so unused imports stay.
     leaving: a package whose imports go with their last use, also plain ones.
     """
-    wanted = [place for place in places if place.fix is not None]
-    if not wanted:
+    source = SourceText(text)
+    end = "" if text.endswith("\n") else source.newline
+    rewriter = _Rewriter(SourceText(f"{text}{end}"), tree)
+    fixed = [place for place in places if place.fix is not None and rewriter.makes(place)]
+    after, _ = parse_python(rewriter.text())
+    if not fixed or after is None:
         return text, []
-    try:
-        module = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
-    except (cst.ParserSyntaxError, RecursionError, ValueError):
-        return text, []
-    imports = ImportEdits(tree, Names(tree))
-    # Whether a call can be rewritten is known only at the call: a first pass finds out.
-    trial: list[ModuleFinding] = []
-    after, _ = parse_python(module.visit(_Rewriter(wanted, imports, trial)).code)
-    if not trial or after is None:
-        return text, []
-    dropped = imports.doubled()
+    dropped = rewriter.imports.doubled()
     if not exports:
-        dropped |= unused_imports(tree, after, trial, text.split("\n"), leaving)
-    fixed: list[ModuleFinding] = []
-    result = module.visit(_Rewriter(trial, imports, fixed, dropped)).code
+        dropped |= unused_imports(tree, after, fixed, text.split("\n"), leaving)
+    # An import of an old name is rewritten only where all its uses are.
+    fixed = [place for place in fixed if place.node not in rewriter.old_names - dropped]
+    result = rewriter.text(dropped, is_last=True).removesuffix(end)
     return (result, fixed) if parse_python(result)[0] is not None else (text, [])
 
 
-class _Rewriter(cst.CSTTransformer):
-    """Replaces the expressions, calls and imports that stand at the wanted places."""
+class _Rewriter:
+    """The edits of one module: those of expressions are made place by place, those of statements
+    and imports together."""
 
-    METADATA_DEPENDENCIES = (PositionProvider,)
+    def __init__(self, source: SourceText, tree: ast.Module) -> None:
+        self.source = source
+        self.imports = ImportEdits(tree, Names(tree))
+        self.old_names: set[ast.AST] = set()
+        """Imported names of which only the uses are rewritten."""
+        self._tree = tree
+        self._parents = {c: node for node in ast.walk(tree) for c in ast.iter_child_nodes(node)}
+        self._imports = [node for node in self._parents if isinstance(node, _IMPORTS)]
+        self._edits: list[Edit] = []
+        self._arguments: dict[ast.Call, Arguments] = {}
+        self._renamed: set[ast.expr] = set()
+        """Functions in whose place another one is called."""
+        self._removed: set[ast.stmt] = set()
+        self._below: list[tuple[ast.stmt, str]] = []
+        """Statements to write below others."""
+        self._moved: dict[ast.alias, str] = {}
+        """Imported modules that stand elsewhere, and the statement that imports them."""
 
-    def __init__(
-        self,
-        places: Sequence[ModuleFinding],
-        imports: ImportEdits,
-        fixed: list[ModuleFinding],
-        dropped: set[Position] | None = None,
-    ) -> None:
-        """fixed: gains the places that are rewritten. dropped: places of imported names that
-        become unused; None in the trial pass."""
-        super().__init__()
-        self.imports = imports
-        self.fixed = fixed
-        self._dropped = dropped
-        self._comments: list[cst.EmptyLine] = []
-        """Lines above a statement that was removed, for the next one."""
-        self._comments_of: dict[cst.CSTNode, list[cst.EmptyLine]] = {}
-        self._at: dict[tuple[int, int, int, int], list[ModuleFinding]] = {}
-        self._starts: dict[Position, list[ModuleFinding]] = {}
-        for place in places:
-            span = (place.line, place.column, place.end_line, place.end_column)
-            self._at.setdefault(span, []).append(place)
-            self._starts.setdefault((place.line, place.column), []).append(place)
+    def makes(self, place: ModuleFinding) -> bool:
+        """Notes the edits of a place; whether there are any."""
+        node, fix = place.node, place.fix
+        assert fix is not None
+        if isinstance(node, ast.alias | ast.ImportFrom):
+            return self._imported(node, fix, place)
+        if isinstance(node, ast.Constant):
+            return self._literal(node, fix, place.line)
+        return isinstance(node, NAMED) and self._used(node, fix, place)
 
-    # -- where a node stands ----------------------------------------------------------------------
-    def _places(self, node: cst.CSTNode) -> list[ModuleFinding]:
-        where = self.get_metadata(PositionProvider, node)
-        start, end = where.start, where.end
-        return self._at.get((start.line, start.column, end.line, end.column), [])
+    def _used(self, node: ast.Name | ast.Attribute, fix: Fix, place: ModuleFinding) -> bool:
+        outer = self._parents[node]
+        call = outer if isinstance(outer, ast.Call) and outer.func is node else None
+        if call and fix.special in ("removed", "sync"):
+            return self._statement(call, fix, place.line)
+        if call and fix.special in IN_PLACE:
+            return self._in_place(call, fix, place.line)
+        if is_about_arguments(fix):
+            return call is not None and self._called(node, call, fix, place)
+        new = self._expression(place, fix, node)
+        self._edits += [Edit(*self.source.span(node), new)] if new is not None else []
+        return new is not None
 
-    def _start(self, node: cst.CSTNode) -> Position:
-        start = self.get_metadata(PositionProvider, node).start
-        return start.line, start.column
+    def text(self, dropped: Collection[ast.alias] = (), *, is_last: bool = False) -> str:
+        """The module's text with the edits, without the imported names that go.
 
-    def _done(self, place: ModuleFinding) -> None:
-        if place not in self.fixed:
-            self.fixed.append(place)
+        is_last: with new imports, which nobody needs to see what is used."""
+        # An argument that goes is not changed before.
+        edits = [edit for call in self._arguments.values() for edit in call.edits()]
+        edits += self._edits
+        removed = set(self._removed)
+        for statement in self._imports:
+            edits += self._import_edits(statement, dropped, removed)
+        below = list(self._below)
+        if is_last:
+            for new in self.imports.insertions:
+                beside = (s for s in self._imports if s.lineno == new.after_line)
+                below += [(s, new.statement) for s in islice(beside, 1)]
+            edits += self._head_edits(self.imports.at_head())
+        return self.source.edited([*edits, *self._statement_edits(removed, below)])
 
     # -- expressions ------------------------------------------------------------------------------
     def _expression(
-        self, original_node: cst.Name | cst.Attribute, updated_node: cst.Name | cst.Attribute
-    ) -> cst.BaseExpression:
-        for place in self._places(original_node):
-            fix = place.fix
-            if fix is None or fix.parameters or fix.arguments == "drop":
-                continue
-            if fix.special in ("sent", "sync"):
-                continue
-            new = self._new_expression(place, fix, updated_node)
-            if new is not None:
-                self._done(place)
-                return new
-        return updated_node
+        self, place: ModuleFinding, fix: Fix, node: ast.Name | ast.Attribute
+    ) -> str | None:
+        kind, _, last = fix.special.partition(":")
+        name = place.name.rpartition(".")[2]
+        if fix.to and kind not in ("sent", "sync"):
+            return self.imports.spell(fix.to.replace("*", name), fix.imports, place.line)
+        last = fix.member or last
+        if kind == "python-type" or not isinstance(node, ast.Attribute):
+            return last or _PYTHON_TYPES.get(name, name) if last or kind == "python-type" else None
+        if fix.module:
+            return fix.module if fix.module.startswith(place.name.partition(".")[0]) else None
+        # With the white space around the dot.
+        before = self.source.of(node).removesuffix(node.attr)
+        holder = re.sub(r"\s*\.\s*$", "", before)
+        forms = {"use-fp16": f'({holder}.mixed_precision == "fp16")', "held": holder,
+                 "device-type": f"{holder}.device.type"}  # fmt: skip
+        return f"{before}{last}" if last else forms.get(kind)
 
-    leave_Name = leave_Attribute = _expression  # noqa: N815 - libcst's names
-
-    def _new_expression(
-        self, place: ModuleFinding, fix: Fix, node: cst.Name | cst.Attribute
-    ) -> cst.BaseExpression | None:
-        if fix.to and not fix.prepend:
-            return self._spelled(fix, place)
-        if fix.member:
-            return _renamed_last(node, fix.member)
-        if fix.module and isinstance(node, cst.Attribute):
-            root = place.name.partition(".")[0]
-            return expression(fix.module) if fix.module.startswith(root) else None
-        return _special(place, fix, node)
-
-    def _spelled(self, fix: Fix, place: ModuleFinding) -> cst.BaseExpression | None:
-        name = fix.to.replace("*", place.name.rpartition(".")[2])
-        text = self.imports.spell(name, fix.imports, place.line)
-        return None if text is None else expression(text)
+    def _literal(self, node: ast.Constant, fix: Fix, line: int) -> bool:
+        text = self.source.of(node)
+        if fix.special != "text" or not _LITERAL.fullmatch(text):
+            return False
+        if fix.imports:
+            self.imports.spell(fix.imports, fix.imports, line)
+        self._edits.append(Edit(*self.source.span(node), moved_text(text, fix.to)))
+        return True
 
     # -- calls ------------------------------------------------------------------------------------
-    def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.BaseExpression:  # noqa: N802
-        node: cst.BaseExpression = updated_node
-        for place in self._places(original_node.func):
-            fix = place.fix
-            if fix is None or fix.special in ("removed", "sync") or not isinstance(node, cst.Call):
-                continue
-            new = self._new_call(fix, node, place)
-            if new is not None:
-                self._done(place)
-                node = new
-                if fix.to:
-                    break  # it is another function's call now
-        return node
-
-    def leave_Expr(  # noqa: N802
-        self, original_node: cst.Expr, updated_node: cst.Expr
-    ) -> cst.Expr | cst.RemovalSentinel:
-        """A call that is a statement of its own, and does nothing any more."""
-        call = original_node.value
-        for place in self._places(call.func) if isinstance(call, cst.Call) else ():
-            if place.fix is not None and place.fix.special == "removed":
-                self._done(place)
-                return cst.RemoveFromParent()
-        return updated_node
-
-    def _literal(
-        self, original_node: cst.SimpleString | cst.Integer, updated_node: Any
-    ) -> cst.BaseExpression:
-        for place in self._places(original_node):
-            if place.fix is not None and place.fix.special == "text":
-                if place.fix.imports:
-                    self.imports.spell(place.fix.imports, place.fix.imports, place.line)
-                self._done(place)
-                return expression(moved_text(updated_node.value, place.fix.to))
-        return cast(cst.BaseExpression, updated_node)
-
-    leave_SimpleString = leave_Integer = _literal  # noqa: N815
-
-    def _moved(self, fix: Fix, call: cst.Call, place: ModuleFinding) -> cst.BaseExpression | None:
-        if not fix.imports:
-            return moved_call(fix, call)
-        package = self.imports.spell(fix.imports, fix.imports, place.line)
-        if package is None:
-            return None
-        return moved_call(replace(fix, to=fix.to.replace(f"{fix.imports}.", f"{package}.")), call)
-
-    def _new_call(
-        self, fix: Fix, call: cst.Call, place: ModuleFinding
-    ) -> cst.BaseExpression | None:
-        if fix.special == "mixed-precision":
-            return mixed_precision(call)
+    def _called(
+        self, function: ast.Name | ast.Attribute, call: ast.Call, fix: Fix, place: ModuleFinding
+    ) -> bool:
+        new: str | None = ""
         if fix.special == "dataloader-configuration":
-            return self._loader_configuration(call, place)
-        if fix.special in MOVES:
-            return self._moved(fix, call, place)
-        drops = fix.arguments == "drop"
-        if not (drops or fix.parameters or fix.drop or fix.prepend or fix.rename):
-            return None
-        arguments = [] if drops else new_arguments(fix, call)
-        function = self._spelled(fix, place) if fix.to else call.func
-        return None if function is None else with_arguments(call, function, arguments)
+            member = "DataLoaderConfiguration"
+            new = self.imports.spell_member("accelerate", member, place.line)
+        elif fix.to:
+            new = self._expression(place, fix, function)
+        if new is None or function in self._renamed:
+            return False
+        if fix.to:
+            self._renamed.add(function)
+            self._edits.append(Edit(*self.source.span(function), new))
+        self._arguments.setdefault(call, Arguments(self.source, call)).take(fix, new)
+        return True
 
-    def _loader_configuration(self, call: cst.Call, place: ModuleFinding) -> cst.Call | None:
-        name = self.imports.spell_member("accelerate", "DataLoaderConfiguration", place.line)
-        if name is None:
-            return None
-        moved = [a for a in call.args if a.keyword and a.keyword.value in _LOADER_KEYWORDS]
-        inner = ", ".join(code_of(a.with_changes(comma=cst.MaybeSentinel.DEFAULT)) for a in moved)
-        kept = [a for a in call.args if a not in moved]
-        configured = keyword_argument("dataloader_config", f"{name}({inner})")
-        return with_arguments(call, call.func, [*kept, configured])
-
-    # -- imports ----------------------------------------------------------------------------------
-    def leave_Import(  # noqa: N802
-        self, original_node: cst.Import, updated_node: cst.Import
-    ) -> cst.Import | cst.RemovalSentinel:
-        aliases: list[cst.ImportAlias] = []
-        for before, alias in zip(original_node.names, updated_node.names, strict=True):
-            if self._start(before) in (self._dropped or ()):
-                continue
-            place = next(iter(self._starts.get(self._start(before), [])), None)
-            if place is not None and place.fix is not None and place.fix.module:
-                aliases.append(alias.with_changes(name=self._new_module(place, alias.name)))
-            else:
-                aliases.append(alias)
-        if not aliases:
-            return cst.RemoveFromParent()
-        aliases[-1] = aliases[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
-        return updated_node.with_changes(names=aliases)
-
-    def _new_module(self, place: ModuleFinding, old: cst.CSTNode) -> cst.BaseExpression:
-        self._done(place)
-        assert place.fix is not None
-        return expression(place.fix.module + code_of(old)[len(place.name) :])
-
-    def leave_ImportFrom(  # noqa: N802
-        self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
-    ) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
-        for place in self._starts.get(self._start(original_node), []):
-            if place.fix is not None and place.fix.module and updated_node.module is not None:
-                new = self._new_module(place, updated_node.module)
-                return updated_node.with_changes(module=new)
-        if isinstance(original_node.names, cst.ImportStar):
-            return updated_node
-        return self._imported_names(original_node, updated_node)
-
-    def _imported_names(
-        self, original: cst.ImportFrom, updated: cst.ImportFrom
-    ) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
-        assert not isinstance(original.names, cst.ImportStar)
-        assert not isinstance(updated.names, cst.ImportStar)
-        kept: list[cst.ImportAlias] = []
-        moved: list[cst.BaseSmallStatement] = []
-        for before, alias in zip(original.names, updated.names, strict=True):
-            position = self._start(before)
-            fixes = [p for p in self._starts.get(position, []) if p.fix is not None]
-            place = fixes[0] if fixes else None
-            if position in (self._dropped or ()):
-                if place is not None:
-                    self._done(place)
-            elif place is not None and place.fix and place.fix.member:
-                kept.append(alias.with_changes(name=cst.Name(place.fix.member)))
-                self._done(place)
-            elif place is not None and place.fix and place.fix.module:
-                moved.append(_from_import(place.fix.module, alias))
-                self._done(place)
-            else:
-                # Only the trial knows whether all its uses are rewritten.
-                if place is not None and place.fix and place.fix.to and self._dropped is None:
-                    self._done(place)
-                kept.append(alias)
-        return _rebuilt(updated, kept, moved)
+    def _in_place(self, call: ast.Call, fix: Fix, line: int) -> bool:
+        to = fix.to
+        if fix.imports:
+            package = self.imports.spell(fix.imports, fix.imports, line)
+            if package is None:
+                return False
+            to = to.replace(f"{fix.imports}.", f"{package}.")
+        edits = [*edits_in_place(self.source, call, fix, to)]
+        self._edits += edits
+        return bool(edits)
 
     # -- statements -------------------------------------------------------------------------------
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.BaseCompoundStatement):
-            self._comments_of[node], self._comments = self._comments, []
-        return super().on_visit(node)
+    def _statement(self, call: ast.Call, fix: Fix, line: int) -> bool:
+        """Removes a call that is a statement of its own, or ends the step below it."""
+        statement = self._parents[call]
+        if not isinstance(statement, ast.stmt):
+            return False
+        if fix.special == "removed":
+            self._removed |= {statement} if isinstance(statement, ast.Expr) else set()
+            return isinstance(statement, ast.Expr)
+        name = self.imports.spell(fix.to, fix.imports, line)
+        self._below += [(statement, f"{name}()")] if name is not None else []
+        return name is not None
 
-    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        left: Any = super().on_leave(original_node, updated_node)
-        above = self._comments_of.pop(original_node, None)
-        return left.with_changes(leading_lines=[*above, *left.leading_lines]) if above else left
+    def _statement_edits(
+        self, removed: set[ast.stmt], below: Sequence[tuple[ast.stmt, str]]
+    ) -> Iterator[Edit]:
+        """Removes statements, and writes some below others, by the lines on which they stand."""
+        concerned = {*removed, *(statement for statement, _ in below)}
+        for parent in dict.fromkeys(self._parents[s] for s in concerned):
+            blocks = (getattr(parent, name, None) for name in _BLOCKS)
+            for block in (b for b in blocks if isinstance(b, list) and not concerned.isdisjoint(b)):
+                stays = isinstance(parent, ast.Module) or any(
+                    s not in removed or any(s is beside for beside, _ in below) for s in block
+                )
+                for line in _lines(block):
+                    new = [text for s, text in below if s in line]
+                    new += [] if stays or line[0] is not block[0] else ["pass"]
+                    yield from self._line_edits(line, removed, list(dict.fromkeys(new)))
 
-    def leave_SimpleStatementLine(  # noqa: N802
-        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
-    ) -> cst.SimpleStatementLine | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseStatement]:
-        first = self._start(original_node)[0]
-        last = self.get_metadata(PositionProvider, original_node).end.line
-        above = [*self._comments, *updated_node.leading_lines]
-        kept = [updated_node] if updated_node.body else []
-        kept += self._syncs(original_node)
-        if self._dropped is not None:
-            lines = range(first, last + 1)
-            new = (i.statement for i in self.imports.insertions if i.after_line in lines)
-            kept += _statements(new)
-        self._comments = [] if kept else above
-        if not kept:
-            return cst.RemoveFromParent()
-        return cst.FlattenSentinel([kept[0].with_changes(leading_lines=above), *kept[1:]])
+    def _line_edits(
+        self, line: Sequence[ast.stmt], removed: set[ast.stmt], new: Sequence[str]
+    ) -> Iterator[Edit]:
+        """new: statements to write below those of a line, or in their place."""
+        spans = list(map(self.source.span, line))
+        kept = {number for number, s in enumerate(line) if s not in removed}
+        start, end = self.source.lines_around(line[0], line[-1])
+        indent = self.source.text[start : spans[0][0]]
+        if indent.strip():  # behind the colon of `if x:`
+            yield from without(spans, kept) if kept else ()
+            text = "; ".join([*([""] if kept else []), *new])
+            yield Edit(spans[-1][1] if kept else spans[0][0], spans[-1][1], text)
+            return
+        yield from without(spans, kept) if kept else [Edit(start, end, "")]
+        for text in new:
+            yield Edit(end, end, f"{indent}{text}{self.source.newline}")
 
-    def _syncs(self, line: cst.SimpleStatementLine) -> list[cst.SimpleStatementLine]:
-        """The statement that ends a step, for below the one that makes it."""
-        call = getattr(line.body[0], "value", None)
-        for place in self._places(call.func) if isinstance(call, cst.Call) else ():
-            if place.fix is not None and place.fix.special == "sync":
-                name = self.imports.spell(place.fix.to, place.fix.imports, place.line)
-                if name is not None:
-                    self._done(place)
-                    return _statements([f"{name}()"])
-        return []
-
-    def leave_Module(self, original_node: cst.Module, updated_node: cst.Module) -> cst.Module:  # noqa: N802
+    def _head_edits(self, statements: Sequence[str]) -> Iterator[Edit]:
         """New imports stand below the docstring and `__future__`."""
-        new = _statements(self.imports.at_head()) if self._dropped is not None else []
-        body = list(updated_node.body)
-        at = next((n for n, statement in enumerate(body) if not _is_head(statement)), len(body))
-        if new and at < len(body):
-            new[0] = new[0].with_changes(leading_lines=body[at].leading_lines)
-            body[at] = body[at].with_changes(leading_lines=())
-        footer = [*self._comments, *updated_node.footer]
-        return updated_node.with_changes(body=[*body[:at], *new, *body[at:]], footer=footer)
+        first = next((s for s in self._tree.body if not _is_head(s)), None)
+        at = len(self.source.text)
+        if first is not None:
+            lines = [first.lineno, *(d.lineno for d in getattr(first, "decorator_list", ()))]
+            at = self.source.starts[min(lines) - 1]
+        for text in statements:
+            yield Edit(at, at, f"{text}{self.source.newline}")
+
+    # -- imports ----------------------------------------------------------------------------------
+    def _imported(self, node: ast.alias | ast.ImportFrom, fix: Fix, place: ModuleFinding) -> bool:
+        start, _ = self.source.span(node)
+        if isinstance(node, ast.ImportFrom):
+            named = re.compile(r"from\s+").match(self.source.text, start)
+            if not fix.module or named is None:
+                return False
+            self._edits.append(Edit(named.end(), named.end() + len(place.name), fix.module))
+        elif isinstance(self._parents[node], ast.Import):
+            if not fix.module:
+                return False
+            self._edits.append(Edit(start, start + len(place.name), fix.module))
+        elif fix.member:
+            self._edits.append(Edit(start, start + len(node.name), fix.member))
+        elif fix.module:
+            parent, _, last = fix.module.rpartition(".")
+            local = node.asname or node.name
+            renamed = f" as {local}" if local != last else ""
+            self._moved[node] = f"from {parent} import {last}{renamed}"
+        elif fix.to:
+            self.old_names.add(node)
+        return bool(fix.module or fix.member or fix.to)
+
+    def _import_edits(
+        self,
+        node: ast.Import | ast.ImportFrom,
+        dropped: Collection[ast.alias],
+        removed: set[ast.stmt],
+    ) -> Iterator[Edit]:
+        """Takes names from an import; `removed` gains one that has no name left."""
+        gone = [alias in dropped or alias in self._moved for alias in node.names]
+        moved = [self._moved[a] for a in node.names if a in self._moved and a not in dropped]
+        start, end = self.source.span(node)
+        if not any(gone):
+            return
+        if all(gone) and not moved:
+            removed.add(node)
+        elif all(gone):
+            yield Edit(start, end, "; ".join(moved))
+        else:
+            yield Edit(start, start, "".join(f"{text}; " for text in moved))
+            kept = {number for number, is_gone in enumerate(gone) if not is_gone}
+            yield from without(list(map(self.source.span, node.names)), kept)
 
 
-def _statements(texts: Iterable[str]) -> list[cst.SimpleStatementLine]:
-    return [cast(cst.SimpleStatementLine, cst.parse_statement(text)) for text in texts]
+def _lines(block: Sequence[ast.stmt]) -> list[list[ast.stmt]]:
+    """Statements of a block by the lines on which they stand: those of `a; b` together."""
+    found: list[list[ast.stmt]] = []
+    for statement in block:
+        if found and statement.lineno == found[-1][-1].end_lineno:
+            found[-1].append(statement)
+        else:
+            found.append([statement])
+    return found
 
 
-def _is_head(statement: cst.CSTNode) -> bool:
+def _is_head(statement: ast.stmt) -> bool:
     """Whether a statement is a text or imports from `__future__`."""
-    if not isinstance(statement, cst.SimpleStatementLine):
-        return False
-    match statement.body[0]:
-        case cst.Expr(value=cst.SimpleString() | cst.ConcatenatedString()):
-            return True
-        case cst.ImportFrom(module=cst.Name("__future__")):
-            return True
-    return False
-
-
-def _special(
-    place: ModuleFinding, fix: Fix, node: cst.Name | cst.Attribute
-) -> cst.BaseExpression | None:
-    kind, _, last = fix.special.partition(":")
-    if kind == "last":
-        return _renamed_last(node, last)
-    if kind == "python-type":
-        name = place.name.rpartition(".")[2]
-        return cst.Name(_PYTHON_TYPES.get(name, name))
-    if not isinstance(node, cst.Attribute):
-        return None
-    if kind == "use-fp16":
-        return expression(f'({code_of(node.value)}.mixed_precision == "fp16")')
-    if kind == "device-type":
-        return expression(f"{code_of(node.value)}.device.type")
-    return node.value if kind == "held" else None
-
-
-def _renamed_last(node: cst.Name | cst.Attribute, last: str) -> cst.BaseExpression:
-    if isinstance(node, cst.Attribute):
-        return node.with_changes(attr=cst.Name(last))
-    return node.with_changes(value=last)
-
-
-def _from_import(module: str, alias: cst.ImportAlias) -> cst.ImportFrom:
-    """`from timm.models import layers` becomes `from timm import layers`."""
-    parent, _, last = module.rpartition(".")
-    old = alias.evaluated_alias or alias.evaluated_name
-    renamed = f" as {old}" if old != last else ""
-    line = cst.parse_statement(f"from {parent} import {last}{renamed}")
-    assert isinstance(line, cst.SimpleStatementLine) and isinstance(line.body[0], cst.ImportFrom)
-    return line.body[0]
-
-
-def _rebuilt(
-    node: cst.ImportFrom, kept: list[cst.ImportAlias], moved: list[cst.BaseSmallStatement]
-) -> cst.ImportFrom | cst.RemovalSentinel | cst.FlattenSentinel[cst.BaseSmallStatement]:
-    assert not isinstance(node.names, cst.ImportStar)
-    if not kept and not moved:
-        return cst.RemoveFromParent()
-    if not kept:
-        return cst.FlattenSentinel(moved) if len(moved) > 1 else moved[0]  # type: ignore[return-value]
-    if len(kept) < len(node.names):
-        trailing = node.names[-1].comma if node.lpar else cst.MaybeSentinel.DEFAULT
-        kept[-1] = kept[-1].with_changes(comma=trailing)
-    new = node.with_changes(names=kept)
-    return cst.FlattenSentinel([*moved, new]) if moved else new
+    if isinstance(statement, ast.ImportFrom):
+        return statement.module == "__future__"
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)

@@ -1,4 +1,4 @@
-"""The imports of a rewrite: which local name to write, which import to add or remove."""
+"""The imports of a rewrite: which local name to write, which import to add or to remove."""
 
 import ast
 import re
@@ -84,12 +84,12 @@ class ImportEdits:
         """The imports to write at the head of the module."""
         return [i.statement for i in self.insertions if i.after_line == 0]
 
-    def doubled(self) -> set[tuple[int, int]]:
-        """Places of plain imports at module level that an insertion above makes superfluous."""
+    def doubled(self) -> set[ast.alias]:
+        """Plain imports at module level that an insertion above makes superfluous."""
         top = {s.lineno for s in self.tree.body if isinstance(s, ast.Import | ast.ImportFrom)}
         planned = {i.statement: i.after_line for i in self.insertions if i.after_line in {0, *top}}
         return {
-            (alias.lineno, alias.col_offset)
+            alias
             for statement in self.tree.body
             if isinstance(statement, ast.Import)
             for alias in statement.names
@@ -190,31 +190,30 @@ def unused_imports(
     rewritten: list[ModuleFinding],
     lines: Sequence[str],
     leaving: str = "",
-) -> set[tuple[int, int]]:
-    """(line, column) of imported names that nothing uses any more.
+) -> set[ast.alias]:
+    """Imported names that nothing uses any more.
 
-    Columns are those of the syntax tree. after: the module with its places rewritten. leaving: a
-    package whose plain imports count too, and those that nothing used.
+    after: the module with its places rewritten. leaving: a package whose plain imports count too,
+    and those that nothing used.
     """
     quoted = _quoted_words(tree, lines)
     places = [place for place in rewritten if place.fix and place.fix.to]
-    starts = {(place.line, place.column) for place in places}
-    roots = {re.split(r"\W", lines[line - 1][column:])[0] for line, column in starts}
+    nodes = {place.node for place in places}
+    roots = {re.split(r"\W", lines[place.line - 1][place.column :])[0] for place in places}
     old, new = ([n for n in ast.walk(t) if isinstance(n, FUNCTIONS)] for t in (tree, after))
     then: dict[ast.AST, ast.AST] = dict(zip(old, new, strict=True))
-    unused: set[tuple[int, int]] = set()
+    unused: set[ast.alias] = set()
     for known in _imports_in(tree, ()):
         inner = known.around[-1] if known.around else None
         read, bound = _names_used(then.get(inner or tree, after))
         for alias in known.node.names:
-            at = (alias.lineno, alias.col_offset)
             is_plain = isinstance(known.node, ast.Import) and alias.asname is None
             local = alias.asname or alias.name.partition(".")[0]
             package = ast.Import([alias]) if isinstance(known.node, ast.Import) else known.node
             is_left = leaving in imported_packages(package)
-            goes = at in starts or (local in roots and local not in bound)
+            goes = alias in nodes or (local in roots and local not in bound)
             if local not in read and (is_left or (goes and not is_plain and local not in quoted)):
-                unused.add(at)
+                unused.add(alias)
     return unused
 
 
