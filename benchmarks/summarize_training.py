@@ -64,7 +64,7 @@ def run_tpukit(name: str, batch: int, limit: int | None, rows: int) -> dict:
     from tpukit.hardware.select import open_backend
     from tpukit.tasks.summarize.data.prompt import Example
     from tpukit.tasks.summarize.evaluate import ListedSamples
-    from tpukit.tasks.summarize.model.transformers_config import read_shape
+    from tpukit.tasks.summarize.model.load import shape_of
     from tpukit.tasks.summarize.task import SummarizeTask
     from tpukit.train.config import TrainConfig
     from tpukit.train.learner import build_learner
@@ -73,8 +73,7 @@ def run_tpukit(name: str, batch: int, limit: int | None, rows: int) -> dict:
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
     data = ListedSamples([Example(list(t), n) for t, n in make_samples()], 8)
     task = SummarizeTask(init="scratch").for_probing()
-    if name != "gpt2":
-        task.model_config = read_shape(make_transformers(name).config.to_dict(), Path(name))
+    task.shape = shape_of(make_transformers(name).config, CONTEXT)
     learner = build_learner(task, backend, task.build_model(backend), TrainConfig(lr=1e-4))
     plan = task.plan(data, PlanSettings(batch, rows, 1, 0))
 

@@ -28,7 +28,6 @@ from tpukit.io.secrets import without_secrets
 from tpukit.tasks.eit.data.dataset import find_normalisation
 from tpukit.tasks.eit.data.samples import read_sample
 from tpukit.tasks.eit.model.published import read_published
-from tpukit.tasks.summarize.model.weights import read_pretrained
 
 TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--ckpt-every", "2", "--num-workers", "0"]
 SECRET = "do-not-show-7f3a9c"
@@ -110,7 +109,6 @@ def test_a_malicious_pickle_is_refused_everywhere(tmp_path, monkeypatch):
     np.savez(tmp_path / "sample.npz", ys=np.array([Trap()], object), xs=np.zeros((128, 128)))
     (tmp_path / "pickled.npz").write_bytes(pickle.dumps(Trap()))
     reads = [(read_published, tmp_path / f) for f in ("best.pt", "plain.pt")]
-    reads += [(read_pretrained, str(tmp_path / f)) for f in ("best.pt", "plain.pt")]
     reads += [(find_normalisation, [tmp_path])]
     reads += [(read_sample, tmp_path / f) for f in ("sample.npz", "pickled.npz")]
     for read, argument in reads:

@@ -60,19 +60,16 @@ def _published(path: Path, content: bytes) -> None:
     read_published(path)
 
 
-def _nanogpt(path: Path, content: bytes) -> None:
-    from tpukit.tasks.summarize.model.weights import read_pretrained
-
-    path.write_bytes(content)
-    read_pretrained(str(path))
-
-
 def _transformers(path: Path, content: bytes) -> None:
-    from tpukit.tasks.summarize.model.weights import read_pretrained
+    import torch
+
+    from tpukit.tasks.summarize.model.load import load_lm, read_pretrained
 
     (path.parent / "config.json").write_bytes(content)
     (path.parent / "model.safetensors").write_bytes(content[::-1])
-    read_pretrained(str(path.parent))
+    found = read_pretrained(str(path.parent), 64)
+    with torch.device("meta"):
+        load_lm(found.shape, torch.float32, drawn=False)
 
 
 def _normalisation(path: Path, content: bytes) -> None:
@@ -218,7 +215,7 @@ def _settings(path: Path, content: bytes) -> None:
 
 READERS: dict[str, Attack] = {
     "csv": _csv, "config": _config, "run-config": _run_config, "state": _state,
-    "published": _published, "nanogpt": _nanogpt, "transformers": _transformers,
+    "published": _published, "transformers": _transformers,
     "normalisation": _normalisation, "sample": _sample, "tokenizer": _tokenizer, "log": _log,
     "units": _units, "settings": _settings, "options": try_option, "more-options": try_option,
     "table": _table, "image": _image, "metrics": _metrics, "knowledge": _knowledge,

@@ -10,7 +10,8 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from tpukit.hardware.backend import TorchOps
-from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
+from tpukit.tasks.summarize.model.lean import LanguageModel
+from tpukit.tasks.summarize.model.load import from_scratch, load_lm
 
 LENGTH, LAYERS = 32, 4
 
@@ -18,10 +19,8 @@ LENGTH, LAYERS = 32, 4
 class Packed(nn.Module):
     def __init__(self):
         super().__init__()
-        config = DecoderConfig(
-            layers=LAYERS, heads=2, width=16, vocabulary_size=40, block_size=LENGTH
-        )
-        self.model = LanguageModel(config, TorchOps())
+        lm = load_lm(from_scratch(f"{LAYERS}x2x16", 40, LENGTH), torch.float32)
+        self.model = LanguageModel(lm, TorchOps())
 
     def forward(self, tokens, starts):
         return self.model(tokens, starts=starts)

@@ -297,7 +297,8 @@ def generation(beams):
     from tpukit.tasks.summarize.generation.beam import BeamGenerator
     from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
     from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
-    from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
+    from tpukit.tasks.summarize.model.lean import LanguageModel
+    from tpukit.tasks.summarize.model.load import from_scratch, load_lm
 
     rng = np.random.default_rng(0)
     lengths = rng.permutation(np.repeat([5, 9, 17, 30], 16))
@@ -307,7 +308,8 @@ def generation(beams):
 
     def generated(backend):
         torch.manual_seed(3)
-        model = LanguageModel(DecoderConfig(2, 2, 32, 60, 64), backend)
+        lm = load_lm(from_scratch("2x2x32", 60, 64), torch.float32)
+        model = LanguageModel(lm, backend)
         for weight in model.parameters():
             torch.nn.init.normal_(weight, std=0.5)
         model = backend.unwrap(backend.prepare(model.eval(), train=False))

@@ -20,8 +20,7 @@ from tpukit.hardware.backend import TorchOps
 from tpukit.hardware.eager.distributed import FSDP, repeated_blocks
 from tpukit.tasks.eit.task import TRAINING, EITTask
 from tpukit.tasks.images.task import ImagesTask
-from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
-from tpukit.tasks.summarize.model.lora import LoraConfig, add_lora
+from tpukit.tasks.summarize.task import SummarizeTask
 
 ENTRIES = entries()
 CALLS_FORWARD = {"timm-hrnet"}
@@ -41,9 +40,9 @@ def mesh(tmp_path_factory):
     dist.destroy_process_group()
 
 
-def with_lora(model):
-    add_lora(model, LoraConfig(2, 16.0, ("qkv",)))
-    return model
+def summarizer(**settings):
+    task = SummarizeTask(init="scratch", **settings).for_probing()
+    return task.build_model(TorchOps())
 
 
 MODELS = {
@@ -51,8 +50,8 @@ MODELS = {
        for size in TRAINING},
     **{f"images-{name}": lambda name=name: ImagesTask(model=name, class_names=["a", "b"])
        .build_model(TorchOps()) for name in ("convnext_tiny", "resnet10t", "test_convnext")},
-    "summarize-gpt2": lambda: LanguageModel(DecoderConfig(), TorchOps()),
-    "summarize-lora": lambda: with_lora(LanguageModel(DecoderConfig(layers=2), TorchOps())),
+    "summarize-gpt2": lambda: summarizer(model="3x2x64"),
+    "summarize-lora": lambda: summarizer(model="3x2x64", lora_rank=2),
 }  # fmt: skip
 
 

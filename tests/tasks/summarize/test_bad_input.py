@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import torch
 from fake_backend import FakeBackend
 from runs import environment, failure, result, tpukit
 
@@ -75,11 +76,10 @@ def test_a_training_file_as_a_spreadsheet_saves_it(train) -> None:  # type: igno
     ("options", "text"),
     [
         (["--model", "gpt5"], "invalid size"),
-        (["--loss", "fast"], "neither lean nor reference"),
         (["--tokenizer", "nowhere.json"], "No tokenizer at nowhere.json"),
         (["--init", "./nowhere"], "nothing there"),
-        (["--lora-rank", "4", "--set", "lora_targets=wte"], "not a matrix"),
-        (["--lora-rank", "4", "--set", "lora_targets=5"], "not a matrix"),
+        (["--lora-rank", "4", "--set", "lora_targets=wte"], "a gpt2 has no wte"),
+        (["--lora-rank", "4", "--set", "lora_targets=5"], "a gpt2 has no 5"),
         (["--lora-rank", "4", "--lora-layers", "1-x"], "neither a layer nor a range"),
         (["--lora-rank", "4", "--lora-layers", "0-9"], "there is no layer 9"),
         (["--lora-rank", "4", "--set", "lora_layers=9"], "there is no layer 9"),
@@ -100,13 +100,11 @@ def test_an_option_that(train, options: list[str], text: str) -> None:  # type: 
 def test_a_vocabulary_that_does_not_fit_the_weights(train, tmp_path: Path, ops) -> None:  # type: ignore[no-untyped-def]
     from tpukit.tasks.summarize.data.tokenizer import Tokenizer
     from tpukit.tasks.summarize.export import export_hugging_face
-    from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
+    from tpukit.tasks.summarize.model.load import from_scratch, load_lm
 
-    config = DecoderConfig(1, 1, 16, 900, 256)
+    shape = from_scratch("1x1x16", 900, 256)
     bytes_alone = Tokenizer({bytes([byte]): byte for byte in range(256)}, 256)
-    export_hugging_face(
-        tmp_path / "hf", config, LanguageModel(config, ops).state_dict(), bytes_alone
-    )
+    export_hugging_face(tmp_path / "hf", shape, load_lm(shape, torch.float32), bytes_alone)
     code, told = train(GOOD, "--init", str(tmp_path / "hf"), "--model", "gpt2")
     assert code == 2
     assert "have 900" in told and "--tokenizer" in told

@@ -78,7 +78,7 @@ def whole(place):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("options", [
-    ["--accumulate", 2, "--set", "recompute=true"], ["--accumulate", 4], ["--loss", "reference"],
+    ["--accumulate", 2, "--set", "recompute=true"], ["--accumulate", 4],
     ["--accumulate", 2, "--set", "recompute=true", "--set", "packing=true"],
     pytest.param(["--compile"], marks=pytest.mark.slow),
 ], ids=str)  # fmt: skip
@@ -275,11 +275,11 @@ def test_a_run_is_exported_and_started_from(place, whole):  # type: ignore[no-un
          "--hw", "cpu", *lora, "--init", place / "hf", "--lora-rank", 4, "--max-steps", 2,
          "--lora-layers", "1", "--set", "weights=bf16", "--set", "recompute=auto",
          "--export", place / "merged")  # fmt: skip
-    trained = parameters(place / "lora")
+    trained = {n.replace(".base_layer", ""): t for n, t in parameters(place / "lora").items()}
     base = parameters(place / "whole")
     assert all(torch.equal(trained[name], base[name].bfloat16()) for name in base)
     added = trained.keys() - base.keys()
-    assert added == {f"blocks.1.qkv.{kind}" for kind in ("down", "up")}
+    assert added == {f"lm.transformer.h.1.attn.c_attn.lora_{kind}.default.weight" for kind in "AB"}
     assert all(trained[name].dtype == torch.float32 for name in added)
     assert "recompute = " in (place / "lora" / "log.txt").read_text()
     transformers = pytest.importorskip("transformers")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.tasks.summarize.generate import write_dialogues
-from tpukit.tasks.summarize.model.decoder import LanguageModel
+from tpukit.tasks.summarize.model.lean import LanguageModel
 from tpukit.tasks.summarize.task import SummarizeTask
 from tpukit.train.task import MicroBatch, PlanSettings
 
@@ -67,8 +67,8 @@ def test_a_restored_task_needs_neither_data_nor_tokenizer(task, ops) -> None:  #
     elsewhere = SummarizeTask(**{**vars(task.config), "data_path": "nowhere"})
     restored = elsewhere.restore(data.artifacts)
     assert restored.tokenizer.to_bytes() == task.tokenizer.to_bytes()
-    assert restored.model_config == task.model_config
-    assert restored.build_model(ops).config == task.model_config
+    assert restored.shape == task.shape
+    assert restored.build_model(ops).lm.config.n_embd == 16
     assert elsewhere.train_file == Path("nowhere/train.csv")
     with pytest.raises(Exception, match="nowhere"):
         _ = elsewhere.tokenizer
@@ -78,11 +78,11 @@ def test_probing_leaves_the_task_as_it_was(tmp_path: Path, ops) -> None:  # type
     """GPT-2 in a place without data or network: its shape is known, its weights are not read."""
     task = SummarizeTask(data_path=str(tmp_path / "none"), block_size=64, packing=False)
     probed = task.for_probing()
-    assert probed.model_config.vocabulary_size == 50257 and probed.pretrained is None
+    assert probed.shape.vocabulary_size == 50257 and probed.pretrained is None
     assert [batch["tokens"].shape for batch in probed.probe_batches(PlanSettings(4, 4, 2, 0))] == [
         (4, 64)
     ]
-    assert "pretrained" not in vars(task) and "model_config" not in vars(task)
+    assert "pretrained" not in vars(task) and "shape" not in vars(task)
 
 
 def test_a_number_is_a_choice_of_recomputation(task, ops) -> None:  # type: ignore[no-untyped-def]
@@ -90,7 +90,8 @@ def test_a_number_is_a_choice_of_recomputation(task, ops) -> None:  # type: igno
     artifacts = task.datasets().artifacts
     for given, computed in ((1, True), (0, False), (True, True), ("auto", False)):
         chosen = SummarizeTask(**{**vars(task.config), "recompute": given})
-        assert chosen.restore(artifacts).build_model(ops).config.recompute is computed
+        lm = chosen.restore(artifacts).build_model(ops).lm
+        assert lm.is_gradient_checkpointing is computed
 
 
 def test_the_identity_covers_the_data_not_its_place(task, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -118,7 +119,7 @@ def test_the_inference_model_has_its_adapters(task, ops, kind) -> None:  # type:
     weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
     used = adapted.inference_model(ops, weights).eval()
     assert isinstance(used, LanguageModel)
-    adapters = [name for name, _ in used.named_parameters() if name.endswith((".up", ".down"))]
+    adapters = [name for name, _ in used.named_parameters() if "lora_" in name]
     assert bool(adapters) == (kind == "bf16")
     tokens, atol = torch.arange(20)[None], 1e-5 if kind == "fp32" else 0.0
     assert torch.allclose(used(tokens), model(tokens), atol=atol, rtol=atol)

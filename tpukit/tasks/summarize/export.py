@@ -3,20 +3,16 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-
-from safetensors.torch import save
-from torch import Tensor
 
 from tpukit.io.files import write_file, writing_errors
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.prompt import SUMMARIES, PromptStyle
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.data.tokenizer_json import tokenizer_json
-from tpukit.tasks.summarize.model.decoder import DecoderConfig
-from tpukit.tasks.summarize.model.families import FAMILIES
-from tpukit.tasks.summarize.model.weights import their_tensors
-from tpukit.train.weights import README_FILE, write_export
+from tpukit.tasks.summarize.model.load import Shape, without_output
+from tpukit.train.weights import README_FILE
 
 _README = """# A fine-tuned language model
 
@@ -40,39 +36,39 @@ tokens = model.generate(**inputs, max_new_tokens=100)
 
 def export_hugging_face(
     folder: Path,
-    config: DecoderConfig,
-    tensors: Mapping[str, Tensor],
+    shape: Shape,
+    lm: Any,
     tokenizer: Tokenizer | HubTokenizer,
     style: PromptStyle = SUMMARIES,
-    adapter: tuple[Mapping[str, Tensor], Mapping[str, Any]] | None = None,
+    adapter: Mapping[str, bytes] | None = None,
 ) -> list[Path]:
-    """Writes a directory that transformers loads: the model and, with it, the tokenizer.
+    """Writes a directory that transformers loads: the model `lm` and, with it, the tokenizer.
 
-    Each file is written atomically. Raises `DataError` where the folder cannot be written.
+    adapter: files of a PEFT directory beside them. Each file is written atomically. Raises
+    `DataError` where the folder cannot be written.
     """
-    dtype = str(tensors["token_embedding.weight"].dtype).removeprefix("torch.")
-    contents = {
-        "config.json": json.dumps(_export_config(config, tokenizer, dtype), indent=2),
-        **_tokenizer_files(tokenizer, config),
-        README_FILE: _README.format(
-            family=FAMILIES[config.family].architecture,
-            completion=style.columns.completion,
-            prompt=_python_of(style),
-            # The chat template writes them.
-            specials=", add_special_tokens=False" if style.chat else "",
-        ),
-    }
+    lm.config = _export_config(shape, tokenizer)
+    readme = _README.format(
+        family=type(lm).__name__,
+        completion=style.columns.completion,
+        prompt=_python_of(style),
+        # The chat template writes them.
+        specials=", add_special_tokens=False" if style.chat else "",
+    )
+    contents = {**_tokenizer_files(tokenizer, shape.block_size), README_FILE: readme}
     files = {name: text.encode() for name, text in contents.items()}
-    written = write_export(folder, their_tensors(tensors, config), files)
-    if adapter is not None:
-        fields = {**adapter[1], "base_model_name_or_path": ""}
-        with writing_errors(folder):
-            (folder / "adapter").mkdir(exist_ok=True)
-            write_file(folder / "adapter" / "adapter_config.json", json.dumps(fields).encode())
-            content = save(dict(adapter[0]))
-            write_file(folder / "adapter" / "adapter_model.safetensors", content)
-        written += sorted((folder / "adapter").iterdir())
-    return written
+    files |= {f"adapter/{name}": content for name, content in (adapter or {}).items()}
+    with writing_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder) as partial, without_output():
+            lm.save_pretrained(partial)
+            written = [folder / made.name for made in sorted(Path(partial).iterdir())]
+            for path in written:
+                (Path(partial) / path.name).replace(path)
+        for name, content in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            write_file(folder / name, content)
+    return [*written, *(folder / name for name in files if folder / name not in written)]
 
 
 def _python_of(style: PromptStyle) -> str:
@@ -88,7 +84,7 @@ def _python_of(style: PromptStyle) -> str:
     return f"tokenizer.apply_chat_template({messages}, tokenize=False, add_generation_prompt=True)"
 
 
-def _tokenizer_files(tokenizer: Tokenizer | HubTokenizer, config: DecoderConfig) -> dict[str, str]:
+def _tokenizer_files(tokenizer: Tokenizer | HubTokenizer, block_size: int) -> dict[str, str]:
     if isinstance(tokenizer, HubTokenizer):
         files = {name: text for name, text in tokenizer.files.items() if name != "config.json"}
         generation = json.loads(files.get("generation_config.json", "{}"))
@@ -96,56 +92,27 @@ def _tokenizer_files(tokenizer: Tokenizer | HubTokenizer, config: DecoderConfig)
         return files | {"generation_config.json": json.dumps(generation)}
     fields = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": config.block_size,
+        "model_max_length": block_size,
         "eos_token": "<|endoftext|>",
         "pad_token": "<|endoftext|>",
     }
     return {
         "tokenizer.json": tokenizer_json(tokenizer),
         "tokenizer_config.json": json.dumps(fields),
+        "generation_config.json": json.dumps({"eos_token_id": tokenizer.end}),
     }
 
 
-def _export_config(
-    config: DecoderConfig, tokenizer: Tokenizer | HubTokenizer, dtype: str
-) -> dict[str, Any]:
-    own: dict[str, Any] = {}
+def _export_config(shape: Shape, tokenizer: Tokenizer | HubTokenizer) -> Any:
+    config: Any = shape.config
     if isinstance(tokenizer, Tokenizer):
         # Without them, transformers takes the numbers of the family's first tokenizer.
-        own = {"bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end, "pad_token_id": None}
-    if config.source is not None:
-        return {
-            **config.source,
-            **_factors_of_training(config.source, config),
-            **own,
-            "architectures": [FAMILIES[config.family].architecture],
-            "vocab_size": config.vocabulary_size,
-            "dtype": dtype,
-        }
-    return {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
-        "n_layer": config.layers,
-        "n_head": config.heads,
-        "n_embd": config.width,
-        "vocab_size": config.vocabulary_size,
-        "n_positions": config.block_size,
-        "n_ctx": config.block_size,
-        "activation_function": config.activation,
-        "layer_norm_epsilon": config.norm_eps,
-        "tie_word_embeddings": True,
-        "dtype": dtype,
-        **own,
-    }
-
-
-def _factors_of_training(source: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
-    """LongRoPE's long factors for short texts too, where they were trained with them: transformers
-    chooses by a text's length."""
-    rope = config.rope
-    if rope is None or rope["rope_type"] != "longrope":
-        return {}
-    if config.block_size <= rope["original_max_position_embeddings"]:
-        return {}
-    name = "rope_parameters" if source.get("rope_parameters") else "rope_scaling"
-    return {name: {**source[name], "short_factor": source[name]["long_factor"]}}
+        config.bos_token_id = config.eos_token_id = tokenizer.end
+        config.pad_token_id = None
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = getattr(config, name, None) or {}
+        longest = rope.get("original_max_position_embeddings") or shape.block_size
+        if rope.get("rope_type") == "longrope" and shape.block_size > longest:
+            # transformers chooses by a text's length; these were trained with the long ones.
+            setattr(config, name, {**rope, "short_factor": rope["long_factor"]})
+    return config

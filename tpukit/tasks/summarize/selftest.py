@@ -7,7 +7,6 @@ import torch
 
 from tpukit.hardware.backend import Backend
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
-from tpukit.tasks.summarize.model.decoder import DecoderConfig, LanguageModel
 
 VOCABULARY, LENGTH, TOKENS = 64, 8, 8
 
@@ -20,10 +19,12 @@ class GenerationPart:
     def run(self, backend: Backend) -> dict[str, Any]:
         """Tokens of a small GPT-2 twice, greedy: the second time compiles nothing."""
         from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
+        from tpukit.tasks.summarize.model.lean import LanguageModel
+        from tpukit.tasks.summarize.model.load import from_scratch, load_lm
 
         torch.manual_seed(0)
-        config = DecoderConfig(2, 2, 64, VOCABULARY, LENGTH + TOKENS)
-        model = backend.unwrap(backend.prepare(LanguageModel(config, backend).eval(), train=False))
+        lm = load_lm(from_scratch("2x2x64", VOCABULARY, LENGTH + TOKENS), torch.float32)
+        model = backend.unwrap(backend.prepare(LanguageModel(lm, backend).eval(), train=False))
         assert isinstance(model, LanguageModel)
         devices = backend.devices // backend.world_size
         rng = np.random.default_rng(0)

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import AdamSettings
 from tpukit.io.ranges import DECAY, LARGEST_COUNT, SEED, Range, range_problems, setting
 from tpukit.tasks.summarize.data.prompt import PromptStyle
 from tpukit.tasks.summarize.data.rows import Columns
-from tpukit.tasks.summarize.model.lora import LoraConfig, parse_layers, parse_targets
-from tpukit.tasks.summarize.model.weights import SIZES
+from tpukit.tasks.summarize.model.sizes import SIZES
 from tpukit.train.task import Preset, TrainingDefaults
 
 FROM_SCRATCH = "scratch"
@@ -50,8 +50,8 @@ class SummarizeConfig:
     block_size: int = setting(1024, Range(32, 2**20))
     """Longest prompt and summary together, in tokens."""
     init: str | None = None
-    """Weights to start from: a directory, a name on the hub, a nanoGPT checkpoint, or `scratch`.
-    None: the hub's weights for a named size, from scratch for a custom one."""
+    """Weights to start from: a directory, a name on the hub, or `scratch`. None: the hub's weights
+    for a named size, from scratch for a custom one."""
     tokenizer: str | None = None
     """`gpt2`, `train`, or a `.tiktoken` or `tokenizer.json` file. None: the `tokenizer.json` in the
     directory of `init` where there is one, else `gpt2`."""
@@ -71,14 +71,12 @@ class SummarizeConfig:
     lists of messages, and all messages of the assistant are learned."""
     loss_on_prompt: bool = False
     """The prompt is learned as well."""
-    loss: str = "lean"
-    """`lean` projects onto the vocabulary where there is a target; `reference` everywhere."""
     buckets: int = setting(8, Range(1, 1024))
     """Batch shapes: more pad less, and compile longer where graphs are compiled."""
     packing: bool = True
     """Several samples to a row, one batch shape, instead of buckets."""
     dropout: float = setting(0.0, DECAY)
-    """Dropout on embeddings and residual branches."""
+    """Dropout on embeddings and residual branches, of models that have some (GPT-2)."""
     recompute: bool | str = False
     """Recompute blocks in the backward pass instead of keeping them; `auto`: where the step does
     not fit otherwise, or is faster so."""
@@ -94,7 +92,7 @@ class SummarizeConfig:
     lora_dropout: float = setting(0.0, DECAY)
     """Dropout on the input of LoRA adapters."""
     lora_targets: str = "qkv"
-    """Matrices that are adapted: qkv, attention_out, mlp_in, mlp_out, or Hugging Face's names,
+    """Matrices that are adapted: qkv, attention_out, mlp_in, mlp_out, or their names in the model,
     separated by commas."""
     lora_layers: str | None = None
     """Layers that are adapted, counted from 0, such as `0,8-15`; None: all."""
@@ -108,8 +106,6 @@ class SummarizeConfig:
     def check(self) -> None:
         """Raises `ConfigError` for values that make no sense."""
         problems = range_problems(self, str)
-        if self.loss not in ("lean", "reference"):
-            problems.append(f"loss {self.loss!r} is neither lean nor reference.")
         if self.weights not in ("fp32", "bf16"):
             problems.append(f"weights {self.weights!r} is neither fp32 nor bf16.")
         if self.recompute not in (True, False, "auto"):
@@ -135,13 +131,31 @@ class SummarizeConfig:
         return self.init == FROM_SCRATCH or (self.init is None and self.model not in SIZES)
 
     @property
-    def lora(self) -> LoraConfig | None:
+    def adapter(self) -> dict[str, Any] | None:
+        """The fields of a PEFT configuration; None: all weights are trained."""
         if not self.lora_rank:
             return None
         # `--set lora_layers=1` is a number.
-        targets = parse_targets(str(self.lora_targets))
         layers = None if self.lora_layers is None else parse_layers(str(self.lora_layers))
-        return LoraConfig(self.lora_rank, self.lora_alpha, targets, self.lora_dropout, layers)
+        return {
+            "peft_type": "LORA", "r": self.lora_rank, "lora_alpha": self.lora_alpha,
+            "lora_dropout": self.lora_dropout, "layers_to_transform": layers,
+            "target_modules": [n.strip() for n in str(self.lora_targets).split(",") if n.strip()],
+        }  # fmt: skip
+
+
+def parse_layers(text: str) -> list[int]:
+    """`0,8-15` to the numbers of blocks."""
+    layers: set[int] = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,4})(?:\s*-\s*(\d{1,4}))?\s*", part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise ConfigError(
+                f"lora_layers: {part!r} is neither a layer nor a range of them.",
+                "Give numbers from 0 and ranges, such as 0,8-15.",
+            )
+        layers |= {*range(int(found[1]), int(found[2] or found[1]) + 1)}
+    return sorted(layers)
 
 
 PROMPTING = ("prompt_column", "completion_column", "id_column", "template", "chat",

@@ -6,27 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.hardware.backend import Backend, Batch, ModelOps
+from tpukit.hardware.backend import Backend, Batch, ModelOps, TorchOps
 from tpukit.io.hub_data import local_data
 from tpukit.io.progress import Progress
 from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, BucketPlan, evaluation_plan
 from tpukit.tasks.summarize.data.dataset import (
+    IGNORED,
     SizedSamples,
     TokenSamples,
     collate_tokens,
     example_batch,
     sample_sizes,
     split_indices,
-    spread_labels,
 )
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.summarize.data.packing import PackedPlan, evaluation_packs, packed_shape
@@ -47,20 +46,8 @@ from tpukit.tasks.summarize.generate import GeneratedDialogues
 from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt
 from tpukit.tasks.summarize.generation.summaries import generate_summaries
 from tpukit.tasks.summarize.metrics import rouge_scores
-from tpukit.tasks.summarize.model.decoder import IGNORED, DecoderConfig, LanguageModel, PlainOps
-from tpukit.tasks.summarize.model.lora import add_lora, load_adapter, merge_lora, peft_adapter
-from tpukit.tasks.summarize.model.weights import (
-    GPT2_SIZES,
-    Pretrained,
-    cropped,
-    download,
-    is_on_hub,
-    parse_model_size,
-    read_pretrained,
-    require_vocabulary,
-    unfilled,
-    without_memory,
-)
+from tpukit.tasks.summarize.model.old_runs import OldRun
+from tpukit.tasks.summarize.model.sizes import GPT2_SIZES, parse_model_size
 from tpukit.tasks.summarize.predict import Log, TrainedSummarizer, checked_job, predict_run
 from tpukit.tasks.summarize.selftest import GenerationPart
 from tpukit.tasks.summarize.settings import (
@@ -85,6 +72,9 @@ from tpukit.train.task import (
     Task,
     load_weights,
 )
+
+if TYPE_CHECKING:  # a second's import, of transformers
+    from tpukit.tasks.summarize.model.load import Pretrained, Shape
 
 Array = np.ndarray[Any, Any]
 TOKENIZER_FILE = "tokenizer.tiktoken"
@@ -118,6 +108,8 @@ class SummarizeTask(Task):
     presets = PRESETS
     is_restored = False
     """Whether it is a run's, whose weights are loaded into what `build_model` returns."""
+    old: OldRun | None = None
+    """How to read the weights of a run from before models were transformers'."""
 
     def __init__(self, **settings: Any) -> None:
         """Settings are the fields of `SummarizeConfig`."""
@@ -150,12 +142,14 @@ class SummarizeTask(Task):
         named = self.config.init or self.config.model
         if self.config.from_scratch or named in GPT2_SIZES:
             return self.config.init
+        from tpukit.tasks.summarize.model.load import download, is_on_hub
+
         return str(download(named)) if is_on_hub(named) else named
 
     @cached_property
     def prompt_format(self) -> PromptFormat:
         """Builds prompts for the model."""
-        return PromptFormat(self.tokenizer, self.model_config.block_size, self.config.style)
+        return PromptFormat(self.tokenizer, self.shape.block_size, self.config.style)
 
     def datasets(self) -> Datasets:
         """Training and validation samples as tokens; the cache is built on first use."""
@@ -173,7 +167,7 @@ class SummarizeTask(Task):
             TokenSamples(*valid, bucketing, whole=whole) if len(sizes[1]) else None,
             artifacts={
                 TOKENIZER_FILE: self.tokenizer.to_bytes(),
-                MODEL_FILE: json.dumps(asdict(self.model_config)).encode(),
+                MODEL_FILE: json.dumps(asdict(self.shape)).encode(),
             },
             identity={"data": file_digest(self.train_file)[:16]},
         )
@@ -188,7 +182,7 @@ class SummarizeTask(Task):
         return [(part, np.arange(len(part))) for part in (cache, valid)]
 
     def open_cache(self, path: Path) -> TokenCache:
-        block_size = self.model_config.block_size
+        block_size = self.shape.block_size
         with Progress(f"Tokenising {path.name}") as progress:
             cache = open_token_cache(
                 path, self.tokenizer, block_size, progress=progress, style=self.config.style
@@ -232,9 +226,9 @@ class SummarizeTask(Task):
             self.known_samples = len(train.sizes)
             bucketing = train.bucketing
         else:
-            length = np.array([self.model_config.block_size])
+            length = np.array([self.shape.block_size])
             bucketing = Bucketing.of(SampleSizes(length, -(-length // 10)), None, 1)
-        devices, vocabulary = settings.devices, self.model_config.vocabulary_size
+        devices, vocabulary = settings.devices, self.shape.vocabulary_size
         if self.config.packing:
             shape = packed_shape(bucketing, settings)
             return [example_batch(shape, devices, vocabulary, packed=2)]
@@ -244,42 +238,30 @@ class SummarizeTask(Task):
 
     # -- model ------------------------------------------------------------------------------------
     @cached_property
-    def pretrained(self) -> Pretrained | None:
+    def pretrained(self) -> "Pretrained | None":
         """The weights to start from; None from scratch."""
         if self.config.from_scratch:
             return None
-        found = read_pretrained(self.config.init or self.config.model)
-        require_vocabulary(found, self.tokenizer)
-        self._require_size(found)
-        return cropped(found, min(self.config.block_size, found.config.block_size))
+        from tpukit.tasks.summarize.model.load import read_pretrained, require_vocabulary
 
-    def _require_size(self, found: Pretrained) -> None:
-        asked, default = self.config.model, SummarizeConfig.model
-        if self.config.init is None or asked == default:
-            return
-        size = parse_model_size(asked)
-        if (size.layers, size.heads, size.width) != (
-            found.config.layers, found.config.heads, found.config.width,
-        ):  # fmt: skip
-            raise ConfigError(
-                f"--model {asked} is not the size of {found.source}"
-                f" ({found.config.layers}x{found.config.heads}x{found.config.width}).",
-                "Leave --model out: --init brings its size along.",
-            )
+        named = self.config.init or self.config.model
+        given = None if self.config.init is None else self.config.model
+        size = None if given == SummarizeConfig.model else given
+        found = read_pretrained(named, self.config.block_size, size)
+        require_vocabulary(found, self.tokenizer)
+        return found
 
     @cached_property
-    def model_config(self) -> DecoderConfig:
+    def shape(self) -> "Shape":
         """The model's shape: a run's, of the weights to start from, or the config's."""
         if self.pretrained is not None:
-            return self._as_trained(self.pretrained.config)
+            return self.pretrained.shape
         return self._from_scratch(self.tokenizer.vocabulary_size)
 
-    def _from_scratch(self, vocabulary_size: int) -> DecoderConfig:
-        size, length = parse_model_size(self.config.model), self.config.block_size
-        return self._as_trained(replace(size, vocabulary_size=vocabulary_size, block_size=length))
+    def _from_scratch(self, vocabulary_size: int) -> "Shape":
+        from tpukit.tasks.summarize.model.load import from_scratch
 
-    def _as_trained(self, shape: DecoderConfig) -> DecoderConfig:
-        return replace(shape, dropout=self.config.dropout)
+        return from_scratch(self.config.model, vocabulary_size, self.config.block_size)
 
     def forms(self) -> Sequence[Self]:
         """With `recompute=auto` the task without and with recomputation."""
@@ -294,20 +276,22 @@ class SummarizeTask(Task):
         )
 
     def build_model(self, ops: ModelOps) -> nn.Module:
-        if self.is_restored:
-            model = unfilled(*self._plain(ops), self._dtype)
-        elif self.pretrained is None:
-            model = LanguageModel(*self._plain(ops))
-        else:
-            model = without_memory(*self._plain(ops))
-            model.load_state_dict(self.pretrained.tensors, assign=True)
-        for parameter in model.parameters():  # buffers stay exact
-            parameter.data = parameter.data.to(self._dtype, copy=self.pretrained is not None)
-        if self.config.lora:
-            add_lora(model, self.config.lora)
+        from tpukit.tasks.summarize.model import adapters
+        from tpukit.tasks.summarize.model.lean import LanguageModel
+        from tpukit.tasks.summarize.model.load import load_lm
+
+        folder = None if self.pretrained is None else self.pretrained.folder
+        lm = load_lm(
+            self.shape, self._dtype, dropout=self.config.dropout, folder=folder,
+            drawn=not self.is_restored,
+        )  # fmt: skip
+        if self.config.adapter:
+            found = adapters.peft_config(self.config.adapter, lm)
+            adapters.add_adapter(lm, found, fresh=not self.is_restored, keep_start=False)
             if self.config.lora_init and self.pretrained is not None:
-                load_adapter(model, Path(self.config.lora_init), self.config.lora)
-        return model
+                adapters.load_adapter(lm, Path(self.config.lora_init))
+        recompute = self.config.recompute not in (False, "auto")
+        return LanguageModel(lm, ops, recompute=recompute)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -327,18 +311,19 @@ class SummarizeTask(Task):
             )
         return MasterAdamW(groups, settings.lr, settings.betas, settings.eps)
 
-    def _plain(self, ops: ModelOps) -> tuple[DecoderConfig, ModelOps]:
-        """What the model without adapters is built from."""
-        recompute = self.config.recompute not in (False, "auto")
-        config = replace(self.model_config, recompute=recompute)
-        return config, PlainOps(ops) if self.config.loss == "reference" else ops
-
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
+        from tpukit.tasks.summarize.model.load import Shape
+
+        tokenizer = tokenizer_from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE)
+        recorded = json.loads(artifacts[MODEL_FILE])
+        old = None if "fields" in recorded else OldRun(recorded, self.config.adapter)
         return self._with(
-            tokenizer=tokenizer_from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE),
-            model_config=self._as_trained(DecoderConfig.of(json.loads(artifacts[MODEL_FILE]))),
+            tokenizer=tokenizer,
+            shape=Shape(**(recorded if old is None else old.shape())),
             pretrained=None,
             is_restored=True,
+            old=old,
+            config=self.config if old is None else replace(self.config, lora_rank=0),
         )
 
     def for_probing(self) -> Self:
@@ -347,10 +332,10 @@ class SummarizeTask(Task):
         if self.config.tokenizer == "train":
             vocabulary = self.config.vocabulary_size
         elif self.config.tokenizer in (None, "gpt2"):
-            vocabulary = parse_model_size(self.config.model).vocabulary_size
+            vocabulary = parse_model_size(self.config.model)["vocab_size"]
         else:
             vocabulary = self.tokenizer.vocabulary_size
-        return self._with(model_config=self._from_scratch(vocabulary), pretrained=None)
+        return self._with(shape=self._from_scratch(vocabulary), pretrained=None)
 
     def _with(self, **known: Any) -> Self:
         """The same task, but these cached properties are given instead of found out."""
@@ -362,15 +347,7 @@ class SummarizeTask(Task):
         """Mean cross entropy over the batch's targets, weighted by their number."""
         labels = batch["labels"]
         packed = {"starts": batch["starts"]} if "starts" in batch else {}
-        if self.config.loss == "lean":
-            losses = model(batch["tokens"], batch["wanted"], labels=labels, **packed)
-        else:
-            logits = model(batch["tokens"], **packed)
-            labels = spread_labels(labels, batch["wanted"], batch["tokens"].numel())
-            losses = F.cross_entropy(
-                logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED,
-                reduction="none",
-            )  # fmt: skip
+        losses = model(batch["tokens"], batch["wanted"], labels=labels, **packed)
         weight = (labels != IGNORED).float().sum()
         return {"loss": losses.sum() / weight.clamp(min=1.0), "weight": weight}
 
@@ -403,19 +380,21 @@ class SummarizeTask(Task):
         }
 
     # -- a trained run ----------------------------------------------------------------------------
-    def merged(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A run's weights with the LoRA adapters added to their matrices."""
-        lora = self.config.lora
-        return merge_lora(weights, lora.scale) if lora else dict(weights)
+    def _loaded(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
+        model = self.build_model(ops)
+        read = weights if self.old is None else self.old.renamed(weights)
+        load_weights(model, read, "the checkpoint")
+        return model
 
     def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
         """The model with its adapters merged; weights in bf16, which would round most of an update
         away, keep them beside."""
-        if self._dtype is torch.bfloat16:
-            return super().inference_model(ops, weights)
-        model = unfilled(*self._plain(ops), self._dtype)
-        load_weights(model, self.merged(weights), "the checkpoint")
-        return model
+        from tpukit.tasks.summarize.model import adapters
+
+        model: Any = self._loaded(ops, weights)
+        if self.config.adapter and self._dtype is not torch.bfloat16:
+            adapters.merge_adapter(model.lm)
+        return model  # type: ignore[no-any-return]
 
     def evaluate(
         self, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
@@ -444,11 +423,16 @@ class SummarizeTask(Task):
     ) -> list[Path]:
         """A Hugging Face directory, adapters merged and rounded to the weights' own type."""
         from tpukit.tasks.summarize.export import export_hugging_face
+        from tpukit.tasks.summarize.model import adapters
 
-        lora, config, style = self.config.lora, self.model_config, self.config.style
-        adapter = peft_adapter(weights, lora, config) if lora else None
-        merged = {n: tensor.to(weights[n].dtype) for n, tensor in self.merged(weights).items()}
-        return export_hugging_face(folder, config, merged, self.tokenizer, style, adapter)
+        model: Any = self._loaded(TorchOps(), weights)
+        files = {}
+        if self.config.adapter:
+            files = adapters.adapter_files(model.lm)
+            adapters.merge_adapter(model.lm)
+        return export_hugging_face(
+            folder, self.shape, model.lm, self.tokenizer, self.config.style, files
+        )
 
     # -- scores -----------------------------------------------------------------------------------
     def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
@@ -459,7 +443,7 @@ class SummarizeTask(Task):
             return {}
         parts = [data.prompt_and_targets(index) for index in range(count)]
         prompts = [Prompt(index, prompt) for index, (prompt, _) in enumerate(parts)]
-        room = self.model_config.block_size - min(len(prompt) for prompt, _ in parts)
+        room = self.shape.block_size - min(len(prompt) for prompt, _ in parts)
         decoding = Decoding(max_new_tokens=min(self.config.max_new_tokens, room))
         batch_size = self.config.generation_slots
         was_training = model.training

@@ -5,15 +5,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tpukit.hardware.backend import Batch
 from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing
 from tpukit.tasks.summarize.data.token_cache import SampleSizes, TokenCache
-from tpukit.tasks.summarize.model.decoder import IGNORED
 from tpukit.train.task import VALIDATION_EPOCH, MicroBatch, Sample, SampleKey
 
 Array = np.ndarray[Any, Any]
+IGNORED = -100
+"""Label of a place that is not a target."""
 
 
 @runtime_checkable
@@ -144,16 +144,6 @@ def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
     arrays |= {"starts": starts} if is_packed or has_pairs else {}
     arrays |= {"pairs": targets.pairs} if has_pairs else {}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def spread_labels(labels: Tensor, wanted: Tensor, positions: int) -> Tensor:
-    """`labels` (groups, count) put where `wanted` says among all positions, `IGNORED` elsewhere:
-    (groups, positions / groups)."""
-    groups = labels.shape[0]
-    size = positions // groups
-    places = torch.where(labels == IGNORED, size, wanted)
-    everywhere = labels.new_full((groups, size + 1), IGNORED)
-    return everywhere.scatter(1, places, labels)[:, :size]
 
 
 def example_batch(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Backend, Batch
-from tpukit.tasks.summarize.generation.cache import Recorder, Ring
+from tpukit.tasks.summarize.generation.cache import KeyRecorder, Ring
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +49,7 @@ class Stored:
 
 def stored(model: nn.Module, backend: Backend, devices: int) -> list[Stored]:
     """What a cache holds, found by a token: keys, then values, of one layer after the other."""
-    recorder = Recorder()
+    recorder = KeyRecorder()
     (batch,) = backend.batches([{"tokens": torch.zeros((devices, 1), dtype=torch.long)}])
     with torch.no_grad(), backend.autocast():
         model(batch["tokens"], cache=recorder)
@@ -136,7 +136,7 @@ class BatchDecoder:
 
     def _prefill(self, batches: Sequence[Batch], _: float | Tensor) -> Any:
         [batch] = batches
-        tokens, recorder = batch["tokens"], Recorder()
+        tokens, recorder = batch["tokens"], KeyRecorder()
         with self.backend.autocast():
             logits = self.model(tokens, batch["last"], starts=batch.get("starts"), cache=recorder)
         kept = [tokens[:, None, :, None]] if self.keeps_tokens else []
@@ -235,7 +235,7 @@ class BatchDecoder:
         return {} if array is None else {"given": self._put(array)}
 
     def _zeros(self, positions: int) -> list[Tensor]:
-        """Room for so many positions of every row: (rows, heads, positions, width) each."""
+        """Room for a number of positions of every row: (rows, heads, positions, width) each."""
         return [
             torch.zeros(
                 (self.shape.rows, kind.heads, positions, kind.width),

@@ -10,7 +10,7 @@ from transformers import Cache
 from tpukit.hardware.backend import ModelOps
 
 
-class Recorder(Cache):  # type: ignore[misc]
+class KeyRecorder(Cache):  # type: ignore[misc]
     """Keeps the keys and values of a prefill as they come: (rows, heads, length, width)."""
 
     layers = ()
@@ -32,7 +32,7 @@ class Recorder(Cache):  # type: ignore[misc]
         return [part for _, pair in sorted(self.found.items()) for part in pair]
 
 
-class Ring(Recorder):
+class Ring(KeyRecorder):
     """Keys and values of past tokens in a ring that all rows share.
 
     A token's position is in its input or in its key, so the order in the ring means nothing to

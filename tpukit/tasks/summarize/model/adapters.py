@@ -70,6 +70,13 @@ def peft_config(fields: Mapping[str, Any], lm: Any) -> Any:
                 f"adapter: {name} cannot be merged into the weights.", "Leave it out."
             )
     fields = {"task_type": "CAUSAL_LM", **{n: v for n, v in fields.items() if n in known}}
+    layers = fields.get("layers_to_transform")
+    last = max([layers] if isinstance(layers, int) else layers or [-1])
+    count = lm.config.get_text_config().num_hidden_layers
+    if last >= count:
+        raise ConfigError(
+            f"lora_layers: there is no layer {last}.", f"The model has layers 0 to {count - 1}."
+        )
     if isinstance(fields.get("target_modules"), list | tuple):
         fields["target_modules"] = _present(fields["target_modules"], lm)
     if "fan_in_fan_out" not in fields and fields["peft_type"] == "LORA":

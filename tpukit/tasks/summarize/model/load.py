@@ -42,6 +42,7 @@ HUB_HINTS = {
     "RepositoryNotFoundError": "Check the name (OWNER/NAME); a private one needs HF_TOKEN.",
 }
 """What to do, by huggingface_hub's exception."""
+SIZE_FIELDS = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 OTHER_HEADS = ("att", "classifier", "summary", "layer")
 """Parts of the names of rates of dropout that are not of embeddings and branches."""
 
@@ -56,7 +57,7 @@ class Shape:
     @property
     def config(self) -> PretrainedConfig:
         """A configuration of its own: models change theirs."""
-        return read_fields(self.fields, "the run's model.json")
+        return config_of(self.fields, "the run's model.json")
 
     @property
     def vocabulary_size(self) -> int:
@@ -78,7 +79,7 @@ def shape_of(config: PretrainedConfig, block_size: int) -> Shape:
     return Shape(json.loads(config.to_json_string(use_diff=False)), block_size)
 
 
-def read_fields(fields: Mapping[str, Any], source: str) -> PretrainedConfig:
+def config_of(fields: Mapping[str, Any], source: str) -> PretrainedConfig:
     """A configuration of its fields. Raises `DataError` where transformers has no such model."""
     given = dict(fields)
     try:
@@ -98,7 +99,7 @@ def from_scratch(size: str, vocabulary_size: int, block_size: int) -> Shape:
         fields["n_positions"] = block_size
         # transformers takes numbers of GPT-2's own tokenizer otherwise.
         fields |= {"bos_token_id": None, "eos_token_id": None}
-    return shape_of(read_fields(fields, f"--model {size}"), block_size)
+    return shape_of(config_of(fields, f"--model {size}"), block_size)
 
 
 def set_dropout(config: PretrainedConfig, rate: float) -> None:
@@ -138,8 +139,11 @@ def require_vocabulary(pretrained: Pretrained, tokenizer: Tokenizer | HubTokeniz
 
 
 # -- directories and the hub ---------------------------------------------------------------------
-def read_pretrained(source: str, block_size: int) -> Pretrained:
-    """A local directory, else one of the hub. Raises `DataError`."""
+def read_pretrained(source: str, block_size: int, size: str | None = None) -> Pretrained:
+    """A local directory, else one of the hub; size: what `--model` says it is.
+
+    Raises `DataError` for what cannot be read, `ConfigError` for another size.
+    """
     path = Path(source).expanduser()
     if not path.is_dir():
         if path.is_file() or not is_on_hub(source):
@@ -157,7 +161,18 @@ def read_pretrained(source: str, block_size: int) -> Pretrained:
             raise ValueError(f"a {type(fields).__name__}, expected an object")
     except (OSError, ValueError) as error:
         raise DataError(f"Cannot read {path / 'config.json'}: {error}.", WHAT_INIT_TAKES) from error
-    config = read_fields(fields, str(path / "config.json"))
+    config = config_of(fields, str(path / "config.json"))
+    if size is not None:
+        asked = config_of(parse_model_size(size), size)
+        own, others = (
+            [getattr(of.get_text_config(), name, None) for name in SIZE_FIELDS]
+            for of in (config, asked)
+        )
+        if own != others:
+            raise ConfigError(
+                f"--model {size} is not the size of {source} ({'x'.join(map(str, own))}).",
+                "Leave --model out: --init brings its size along.",
+            )
     return Pretrained(shape_of(config, checked_length(block_size, config, source)), path, source)
 
 
@@ -240,7 +255,7 @@ def _read(config: PretrainedConfig, folder: Path, dtype: torch.dtype) -> PreTrai
         lm, found = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, attn_implementation=ATTENTION,
             use_safetensors=True, local_files_only=True, trust_remote_code=False,
-            output_loading_info=True,
+            output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     except Exception as error:
         raise DataError(
@@ -253,6 +268,13 @@ def _read(config: PretrainedConfig, folder: Path, dtype: torch.dtype) -> PreTrai
     ):  # fmt: skip
         if wrong := sorted(map(str, found[kind])):
             raise DataError(f"{folder}: {said} {wrong[0]} ({len(wrong)} in all).", WHAT_INIT_TAKES)
+    embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
+    ties = config.get_text_config().tie_word_embeddings and lm._tied_weights_keys
+    if ties and head.weight is not embedding.weight:
+        raise DataError(
+            f"{folder}: its output projection is not its token embedding.",
+            "Its config.json must say tie_word_embeddings = false.",
+        )
     return lm
 
 
