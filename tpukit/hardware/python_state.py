@@ -136,7 +136,8 @@ class PythonState:
     def restore(self) -> None:
         """Leaves attributes, entries and random generators as they were."""
         for _, container, entries in self._held.values():
-            _fill(container, self._entries(container), entries)
+            if not _is_of_libraries(container):
+                _fill(container, self._entries(container), entries)
         for _, empty in self._empty:
             empty.clear()
         for (_, value), place in zip(self._moving, self._places, strict=True):
@@ -327,6 +328,13 @@ def _entries(container: Any) -> Entries:
     if isinstance(container, type | ModuleType):
         return {key: value for key, value in vars(container).items() if key not in BESIDE}
     return dict(enumerate(container))
+
+
+def _is_of_libraries(space: Any) -> bool:
+    """Whether it is a module or class of a library, which imports parts of itself when used."""
+    if isinstance(space, ModuleType):
+        return not of_user(space.__name__)
+    return isinstance(space, type) and not of_user(space.__module__)
 
 
 def _fill(container: Any, now: Entries, before: Entries) -> None:
