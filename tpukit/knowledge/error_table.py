@@ -127,7 +127,10 @@ def _read_file(path: Path) -> list[KnownError]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path}: invalid TOML: {error}", _EXAMPLE) from None
     raw = tables.get("error")
-    if not isinstance(raw, list) or not all(isinstance(table, dict) for table in raw):
+    if raw is None:
+        # The package's own tables name each entry by its id.
+        raw = [{"id": id, **row} for id, row in tables.items() if isinstance(row, dict)]
+    if not raw or not isinstance(raw, list) or not all(isinstance(table, dict) for table in raw):
         raise DataError(f"{path}: no [[error]] entries", _EXAMPLE)
     return [_entry(table, f"{path}, entry {i}") for i, table in enumerate(raw, start=1)]
 
