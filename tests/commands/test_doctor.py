@@ -7,8 +7,7 @@ from known_logs import LOGS
 from runs import here, python, tpukit
 
 from tpukit.commands.reports.machine import check_lines
-from tpukit.probe.machine.checks import Result
-from tpukit.probe.machine.checks.verdict import Verdict
+from tpukit.probe.machine.verdict import Result, Verdict
 
 XM = "import torch_xla.core.xla_model as xm\n"
 FIELDS = {"ok", "hardware", "versions", "checks", "findings", "explanations"}

@@ -9,11 +9,13 @@ from runs import SUPPORT, environment, last_json, result, script, tpukit
 
 from tpukit.hardware.backend import DeviceUsage
 from tpukit.hardware.detect import EMULATED_KERNELS
+from tpukit.hardware.host import Host
 from tpukit.probe.batch.search import SearchSettings
-from tpukit.probe.machine.checks import CheckOptions
-from tpukit.probe.selftest import host_parts
-from tpukit.probe.selftest.device_parts import DeviceParts
-from tpukit.probe.selftest.parts import OF_TASKS, PARTS, Part, run_selftest
+from tpukit.probe.machine import host_parts
+from tpukit.probe.machine.device_parts import DeviceParts
+from tpukit.probe.machine.facts import gather
+from tpukit.probe.machine.selftest import OF_TASKS, PARTS, Part, run_selftest
+from tpukit.probe.machine.verdict import CheckOptions
 from tpukit.probe.targets import find_target
 from tpukit.registry.declared import ClassSource
 
@@ -138,7 +140,9 @@ def test_what_tasks_declare_for_it_can_be_read_from_their_source():
 
 def test_no_time_left_is_a_skip():
     parts = (Part("late", "A part when time is up", 60, lambda bench: bench.run("device", "x")),)
-    [late] = run_selftest(CheckOptions(hw="cpu", live_seconds=0.5), lambda _: None, parts)
+    [late] = run_selftest(
+        gather(Host(), quick=True), CheckOptions(hw="cpu", live_seconds=0.5), lambda _: None, parts
+    )
     assert late.verdict.status == "skip"
     assert "--time-limit" in late.verdict.message
 

@@ -6,8 +6,10 @@ Prints the results as JSON.
 import json
 import sys
 
-from tpukit.probe.machine.checks import CheckOptions
-from tpukit.probe.selftest.parts import PARTS, Part, run_selftest
+from tpukit.hardware.host import Host
+from tpukit.probe.machine.facts import gather
+from tpukit.probe.machine.selftest import PARTS, Part, run_selftest
+from tpukit.probe.machine.verdict import CheckOptions
 
 
 def trains(steps: int, kill_at: int):
@@ -26,5 +28,6 @@ if __name__ == "__main__":
     hw, seconds, *names = sys.argv[1:]
     parts = tuple(part for part in (*PARTS, *FAILING) if part.id in names)
     asked = CheckOptions(hw=hw, live_seconds=float(seconds))
-    results = run_selftest(asked, lambda line: print(line, file=sys.stderr), parts)
+    facts = gather(Host(), quick=True)
+    results = run_selftest(facts, asked, lambda line: print(line, file=sys.stderr), parts)
     print(json.dumps([result.as_json() for result in results]))

@@ -132,10 +132,10 @@ def doctor(
 def _check(options: MachineOptions, output: Output, *, strict: bool, verbose: bool) -> int:
     """Checks the machine, or with --selftest its hardware; the exit code."""
     from tpukit.commands.reports.machine import check_hardware, check_machine
-    from tpukit.probe.machine.checks.verdict import CheckOptions
+    from tpukit.probe.machine.verdict import CheckOptions
 
     if options.selftest:
-        from tpukit.probe.selftest.parts import SELFTEST_SECONDS
+        from tpukit.probe.machine.selftest import SELFTEST_SECONDS
 
         checks = CheckOptions(
             hw=options.hw.value, live_seconds=options.time_limit or SELFTEST_SECONDS

@@ -198,13 +198,15 @@ def _kernel_device(options: HardwareOptions, hardware: Hardware) -> str | None:
     return kernel_device(hardware)
 
 
-def find_kind(options: HardwareOptions) -> Kind:
+def find_kind(options: HardwareOptions, hardware: Hardware | None = None) -> Kind:
     """The hardware that these options select on this machine; nothing is started or imported.
+
+    hardware: what was found here, where somebody has looked.
 
     Raises:
         HardwareError: it is not here, or cannot do what the options ask for.
     """
-    return _check(options, _this_machine())
+    return _check(options, hardware or _this_machine())
 
 
 def holds_tpu() -> bool:

@@ -9,9 +9,9 @@ import pytest
 from recorded_host import RecordedHost
 
 from tpukit.hardware.host import Host
-from tpukit.probe.machine.checks import CheckOptions
-from tpukit.probe.machine.checks.live import STEPS, run_live_checks
 from tpukit.probe.machine.facts import gather
+from tpukit.probe.machine.live import STEPS, run_live_checks
+from tpukit.probe.machine.verdict import CheckOptions
 
 ANSWER = "import os, json, sys\ndef say(**a): os.write(int(sys.argv[-2]), (json.dumps(a) + '\\n').encode())\n"
 FIRST = "say(message='torch 2')\n"

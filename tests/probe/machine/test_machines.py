@@ -9,8 +9,9 @@ from recorded_host import RecordedHost
 
 from tpukit.commands.reports.machine import as_json, for_others
 from tpukit.errors import DataError
-from tpukit.probe.machine.checks import QUICK, CheckOptions, run_check
+from tpukit.probe.machine.checks import QUICK
 from tpukit.probe.machine.facts import gather
+from tpukit.probe.machine.verdict import CheckOptions, run_check
 
 MACHINES = Path(__file__).parent / "machines"
 EXPECTED = read_cases(__file__)

@@ -10,9 +10,10 @@ from tpukit.hardware.host import Host
 from tpukit.io.secrets import without_secrets
 from tpukit.io.units import counted
 from tpukit.knowledge.environment import allowed
-from tpukit.probe.machine.checks import CheckOptions, Result, run_checks
-from tpukit.probe.machine.checks.devices import describe_devices, device_list
+from tpukit.probe.machine.checks import run_checks
+from tpukit.probe.machine.devices import describe_devices, device_list
 from tpukit.probe.machine.facts import Facts, gather
+from tpukit.probe.machine.verdict import CheckOptions, Result
 
 _MARKS = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "skip": "-   "}
 _ACTION = ("fail", "warn")
@@ -45,10 +46,10 @@ def check_hardware(options: CheckOptions, output: Output, *, strict: bool) -> in
 
     Raises HardwareError where the requested hardware is not here.
     """
-    from tpukit.probe.selftest.parts import run_selftest
+    from tpukit.probe.machine.selftest import run_selftest
 
-    results = list(run_selftest(options, output.text))
     facts = gather(Host(), quick=False)
+    results = list(run_selftest(facts, options, output.text))
     seconds = sum(result.seconds for result in results)
     output.text()
     output.text(issue_report(facts, results, f"self-test ({seconds:.0f} s)"))

@@ -1,1 +1,3 @@
-"""The facts of a machine and the checks of `doctor`, without importing torch."""
+"""The facts of a machine, `doctor`'s checks, and its hardware test in child processes.
+
+Only the children's modules (`device_parts`, `host_parts`, `selftest_task`) import torch."""

@@ -7,7 +7,8 @@ from tpukit.hardware.launch.holders import LOCK_FILE, Holder
 from tpukit.io.units import GIB
 from tpukit.knowledge.accelerators import Support, cpu_bf16, cpu_fp16, gpu_bf16, gpu_fp16
 from tpukit.knowledge.versions import architectures_of, driver_for, parse_version, runs_on
-from tpukit.probe.machine.checks.verdict import (
+from tpukit.probe.machine.facts import Facts
+from tpukit.probe.machine.verdict import (
     CheckOptions,
     Verdict,
     failed,
@@ -15,7 +16,6 @@ from tpukit.probe.machine.checks.verdict import (
     skipped,
     warned,
 )
-from tpukit.probe.machine.facts import Facts
 
 
 def device(facts: Facts, options: CheckOptions) -> Verdict:

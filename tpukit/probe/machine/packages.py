@@ -9,7 +9,8 @@ from tpukit.knowledge.versions import (
     torchvision_of,
     version_table,
 )
-from tpukit.probe.machine.checks.verdict import (
+from tpukit.probe.machine.facts import Facts
+from tpukit.probe.machine.verdict import (
     CheckOptions,
     Verdict,
     failed,
@@ -18,7 +19,6 @@ from tpukit.probe.machine.checks.verdict import (
     warned,
     worst,
 )
-from tpukit.probe.machine.facts import Facts
 
 _JAX_USERS = ("flax", "optax", "orbax-checkpoint", "chex", "equinox", "dm-haiku", "numpyro")
 """Packages that another version of jax would break."""

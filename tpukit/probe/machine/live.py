@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death
-from tpukit.probe.machine.checks.verdict import (
+from tpukit.probe.machine.facts import Facts
+from tpukit.probe.machine.verdict import (
     CheckOptions,
     Result,
     Verdict,
@@ -14,7 +15,6 @@ from tpukit.probe.machine.checks.verdict import (
     skipped,
     warned,
 )
-from tpukit.probe.machine.facts import Facts
 
 STEPS = {
     "torch-starts": ("torch can be imported", "starts"),
@@ -24,7 +24,7 @@ STEPS = {
 }
 """Name of each check -> its label, and what the child is asked."""
 ENVIRONMENT = {"PYTHONFAULTHANDLER": "1"}
-CHILD = ("-m", "tpukit.probe.selftest.child")
+CHILD = ("-m", "tpukit.probe.machine.child")
 
 
 def run_live_checks(

@@ -39,10 +39,10 @@ def main(kind: str, hw: str, descriptor: int, parent: int) -> int:
 def _parts(kind: str, hw: Any) -> Any:
     # Imported within a question's answer: torch's import may fail.
     if kind == "host":
-        from tpukit.probe.selftest.host_parts import HostParts
+        from tpukit.probe.machine.host_parts import HostParts
 
         return HostParts(hw)
-    from tpukit.probe.selftest.device_parts import DeviceParts
+    from tpukit.probe.machine.device_parts import DeviceParts
 
     return DeviceParts(hw, kind)
 

@@ -2,7 +2,8 @@
 
 from tpukit.io.folders import VARIABLE
 from tpukit.knowledge.environment import problematic
-from tpukit.probe.machine.checks.verdict import (
+from tpukit.probe.machine.facts import Facts
+from tpukit.probe.machine.verdict import (
     CheckOptions,
     Verdict,
     failed,
@@ -11,7 +12,6 @@ from tpukit.probe.machine.checks.verdict import (
     warned,
     worst,
 )
-from tpukit.probe.machine.facts import Facts
 
 _LEAST_SHM = 1 << 30
 _LEAST_DISK_FAIL = 1 << 30

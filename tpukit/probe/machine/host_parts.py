@@ -80,7 +80,7 @@ class HostParts:
 
     def reopen(self) -> Answer:
         """Two samples a device, four whose process is killed with the device open, two again."""
-        source = TaskSource("tpukit.probe.selftest.selftest_task:SelfTestTask", {"kill_above": 2})
+        source = TaskSource("tpukit.probe.machine.selftest_task:SelfTestTask", {"kill_above": 2})
         with MeasuredEvaluator(source, TrainConfig(hw=self.hw, kernels="off"), None) as measured:
             trials = [measured.evaluate(TrialRequest(batch)) for batch in (2, 4, 2)]
         text = ", ".join(f"{t.batch} {'fits' if t.fits else t.error}" for t in trials)

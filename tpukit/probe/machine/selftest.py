@@ -13,8 +13,9 @@ from tpukit.hardware.launch.holders import BUSY, PAUSES
 from tpukit.hardware.options import HardwareOptions, Kind
 from tpukit.hardware.select import find_kind
 from tpukit.io.units import format_duration
-from tpukit.probe.machine.checks.live import CHILD, ENVIRONMENT, reason_of, verdict_of
-from tpukit.probe.machine.checks.verdict import CheckOptions, Result, failed, skipped
+from tpukit.probe.machine.facts import Facts
+from tpukit.probe.machine.live import CHILD, ENVIRONMENT, reason_of, verdict_of
+from tpukit.probe.machine.verdict import CheckOptions, Result, failed, skipped
 from tpukit.registry.declared import ClassSource, find_source, registered
 
 SELFTEST_SECONDS = 600.0
@@ -231,13 +232,13 @@ PARTS = (
 
 
 def run_selftest(
-    options: CheckOptions, log: Callable[[str], None], parts: tuple[Part, ...] = PARTS
+    facts: Facts, options: CheckOptions, log: Callable[[str], None], parts: tuple[Part, ...] = PARTS
 ) -> Iterator[TimedResult]:
     """Every part's result, as it comes; `log` gets the running part and the time that is left.
 
     Raises HardwareError where the requested hardware is not here.
     """
-    kind = find_kind(HardwareOptions(hw=options.hw))
+    kind = find_kind(HardwareOptions(hw=options.hw), facts)
     ends = time.monotonic() + options.live_seconds
     stretch = max(1.0, options.live_seconds / SELFTEST_SECONDS)
     with (

@@ -17,7 +17,7 @@ from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.options import HardwareOptions, Precision
 from tpukit.hardware.select import are_virtual, find_kind, open_backend
 from tpukit.io.units import format_bytes
-from tpukit.probe.selftest.selftest_task import SelfTestTask
+from tpukit.probe.machine.selftest_task import SelfTestTask
 from tpukit.probe.trial import MEMORY_UNKNOWN
 from tpukit.registry.classes import find_task, load_task
 from tpukit.train.config import TrainConfig

@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 
-from tpukit.probe.machine.checks import devices, packages, surroundings
-from tpukit.probe.machine.checks.live import run_live_checks
-from tpukit.probe.machine.checks.verdict import Check, CheckOptions, Result, Verdict, run_check
+from tpukit.probe.machine import devices, packages, surroundings
 from tpukit.probe.machine.facts import Facts
-
-__all__ = ["QUICK", "Check", "CheckOptions", "Result", "Verdict", "run_check", "run_checks"]
+from tpukit.probe.machine.live import run_live_checks
+from tpukit.probe.machine.verdict import Check, CheckOptions, Result, run_check
 
 QUICK: tuple[Check, ...] = (
     devices.device,

@@ -1,1 +1,0 @@
-"""What `doctor` computes in child processes: the live checks, and `--selftest`."""
