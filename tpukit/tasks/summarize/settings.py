@@ -1,11 +1,13 @@
 """The settings of summaries: the task's own, the training's defaults, the presets."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from tpukit.errors import ConfigError
+from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import AdamSettings
 from tpukit.io.ranges import DECAY, LARGEST_COUNT, SEED, Range, range_problems, setting
 from tpukit.tasks.summarize.data.prompt import PromptStyle
@@ -29,6 +31,8 @@ FINE_TUNING = TrainingDefaults(
 )
 LORA_LR = 2e-4
 """Peak rate of adapters beside frozen weights."""
+DPO_LR, DPO_LORA_LR = 1e-6, 1e-5
+"""Peak rates of preferences, of all weights and of adapters."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class SummarizeConfig:
     """The column of a CSV or JSON file that is asked about, cut where it is too long."""
     completion_column: str = "summary"
     """The column that is learned and predicted."""
+    rejected_column: str | None = None
+    """A column of worse completions: the model learns to prefer the others to them (DPO)."""
+    dpo_beta: float = setting(0.1, Range(0, 1e3, whole=False, includes_low=False))
+    """How closely preferences keep to the model at the start: larger is closer."""
     id_column: str = "id"
     """The column that names a row; empty: rows are numbered."""
     template: str | None = None
@@ -81,14 +89,17 @@ class SummarizeConfig:
     """Recompute blocks in the backward pass instead of keeping them; `auto`: where the step does
     not fit otherwise, or is faster so."""
     weights: str = "fp32"
-    """`fp32`, or `bf16`: frozen weights take half the memory, and AdamW keeps fp32 master copies of
-    trained ones."""
+    """`fp32`; `bf16`: frozen weights take half the memory, and AdamW keeps fp32 master copies of
+    trained ones; `nf4`: weights beside adapters are in 4 bits (bitsandbytes; a GPU or CPU)."""
+    adapter: str | None = None
+    """Fields of peft's configuration as NAME=VALUE with commas between (`use_dora=true`,
+    `init_lora_weights=pissa`, `peft_type=LOHA,r=8`), or a JSON file of them."""
     lora_rank: int = setting(0, Range(0, 2**16))
-    """Rank of LoRA adapters; 0 trains all weights."""
+    """Rank of LoRA adapters; 0, and no other adapter, trains all weights."""
     lora_alpha: float = setting(16.0, Range(0, 1e6, whole=False, includes_low=False))
     """LoRA updates are scaled by alpha / rank."""
     lora_init: str | None = None
-    """A directory with a PEFT adapter to go on from."""
+    """A directory with a PEFT adapter to go on from, whose configuration counts."""
     lora_dropout: float = setting(0.0, DECAY)
     """Dropout on the input of LoRA adapters."""
     lora_targets: str = "qkv"
@@ -106,13 +117,17 @@ class SummarizeConfig:
     def check(self) -> None:
         """Raises `ConfigError` for values that make no sense."""
         problems = range_problems(self, str)
-        if self.weights not in ("fp32", "bf16"):
-            problems.append(f"weights {self.weights!r} is neither fp32 nor bf16.")
+        if self.weights not in ("fp32", "bf16", "nf4"):
+            problems.append(f"weights {self.weights!r} is neither fp32, bf16 nor nf4.")
+        if self.weights == "nf4" and not self.adapts:
+            problems.append("weights nf4 are not trained: they need lora_rank or adapter.")
+        if self.weights == "nf4" and self.from_scratch:
+            problems.append("weights nf4 are read again with each start: they need init.")
+        if self.rejected_column and self.loss_on_prompt:
+            problems.append("loss_on_prompt: of preferences the completions alone are learned.")
         if self.recompute not in (True, False, "auto"):
             problems.append(f"recompute {self.recompute!r} is neither true, false nor auto.")
         self.style.check()
-        if self.lora_init and not self.lora_rank:
-            problems.append("lora_init needs lora_rank: that of the adapter.")
         if problems:
             raise ConfigError(" ".join(problems), "`summarize-train --help` lists values.")
 
@@ -123,7 +138,9 @@ class SummarizeConfig:
         named = re.findall(r"\{(\w[^{}\"':,\n]*)\}", self.template or "")
         further = tuple(dict.fromkeys(name for name in named if name != prompt))
         messages = self.chat and prompt == "messages"
-        columns = Columns(prompt, completion, self.id_column or None, further, messages)
+        columns = Columns(
+            prompt, completion, self.id_column or None, further, messages, self.rejected_column
+        )
         return PromptStyle(columns, self.template, self.chat)
 
     @property
@@ -131,17 +148,66 @@ class SummarizeConfig:
         return self.init == FROM_SCRATCH or (self.init is None and self.model not in SIZES)
 
     @property
-    def adapter(self) -> dict[str, Any] | None:
-        """The fields of a PEFT configuration; None: all weights are trained."""
-        if not self.lora_rank:
+    def adapts(self) -> bool:
+        """Whether adapters are trained beside frozen weights."""
+        return bool(self.lora_rank or self.adapter or self.lora_init)
+
+    def adapter_fields(self) -> dict[str, Any] | None:
+        """The fields of peft's configuration; None: all weights are trained."""
+        if not self.adapts:
             return None
-        # `--set lora_layers=1` is a number.
-        layers = None if self.lora_layers is None else parse_layers(str(self.lora_layers))
-        return {
-            "peft_type": "LORA", "r": self.lora_rank, "lora_alpha": self.lora_alpha,
-            "lora_dropout": self.lora_dropout, "layers_to_transform": layers,
-            "target_modules": [n.strip() for n in str(self.lora_targets).split(",") if n.strip()],
-        }  # fmt: skip
+        given = read_fields(self.lora_init) if self.lora_init else parse_fields(self.adapter or "")
+        if self.lora_rank and given.get("r", self.lora_rank) != self.lora_rank:
+            raise ConfigError(
+                f"lora_rank {self.lora_rank}: the adapter's rank is {given['r']}.",
+                "Leave lora_rank out.",
+            )
+        targets = [n.strip() for n in str(self.lora_targets).split(",") if n.strip()]
+        fields: dict[str, Any] = {"peft_type": "LORA", "target_modules": targets}
+        if given.get("peft_type", "LORA") == "LORA":
+            # `--set lora_layers=1` is a number.
+            layers = None if self.lora_layers is None else parse_layers(str(self.lora_layers))
+            fields |= {
+                "r": self.lora_rank or 8, "lora_alpha": self.lora_alpha,
+                "lora_dropout": self.lora_dropout, "layers_to_transform": layers,
+            }  # fmt: skip
+        return fields | given
+
+
+def read_fields(folder_or_file: str) -> dict[str, Any]:
+    """The fields of peft's configuration in a JSON file, or in a directory that peft saved."""
+    path = Path(folder_or_file).expanduser()
+    file = path if path.suffix == ".json" else path / "adapter_config.json"
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(fields, dict):
+            raise ValueError(f"a {type(fields).__name__}, expected an object")
+        return fields
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"Cannot read {file}: {error}.",
+            "lora_init takes a directory that peft saved, adapter a JSON file such as its"
+            " adapter_config.json.",
+        ) from error
+
+
+def parse_fields(text: str) -> dict[str, Any]:
+    """`use_dora=true,r=8`, or the name of a JSON file, to fields of peft's configuration."""
+    if text.endswith(".json"):
+        return read_fields(text)
+    fields: dict[str, Any] = {}
+    for part in filter(None, text.split(",")):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not (name and equals):
+            raise ConfigError(
+                f"adapter: {part!r} is not NAME=VALUE.",
+                "Give fields of peft's configuration such as use_dora=true, or a .json file.",
+            )
+        try:
+            fields[name] = json.loads(value)
+        except ValueError:  # a word
+            fields[name] = value
+    return fields
 
 
 def parse_layers(text: str) -> list[int]:
@@ -159,7 +225,8 @@ def parse_layers(text: str) -> list[int]:
 
 
 PROMPTING = ("prompt_column", "completion_column", "id_column", "template", "chat",
-             "loss_on_prompt", "lora_dropout", "lora_layers", "weights")  # fmt: skip
+             "loss_on_prompt", "lora_dropout", "lora_layers", "weights", "adapter",
+             "rejected_column", "dpo_beta")  # fmt: skip
 """Settings of which a run records other values than the defaults alone."""
 
 PRESETS: Mapping[str, Preset] = {

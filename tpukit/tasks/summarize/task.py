@@ -3,8 +3,9 @@
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -49,8 +50,11 @@ from tpukit.tasks.summarize.metrics import rouge_scores
 from tpukit.tasks.summarize.model.old_runs import OldRun
 from tpukit.tasks.summarize.model.sizes import GPT2_SIZES, parse_model_size
 from tpukit.tasks.summarize.predict import Log, TrainedSummarizer, checked_job, predict_run
+from tpukit.tasks.summarize.preferences import preference_loss
 from tpukit.tasks.summarize.selftest import GenerationPart
 from tpukit.tasks.summarize.settings import (
+    DPO_LORA_LR,
+    DPO_LR,
     FINE_TUNING,
     FROM_SCRATCH,
     LORA_LR,
@@ -79,6 +83,7 @@ if TYPE_CHECKING:  # a second's import, of transformers
 Array = np.ndarray[Any, Any]
 TOKENIZER_FILE = "tokenizer.tiktoken"
 MODEL_FILE = "model.json"
+ADAPTER_FILE = "adapter.json"
 
 
 class SummarizeTask(Task):
@@ -115,8 +120,10 @@ class SummarizeTask(Task):
         """Settings are the fields of `SummarizeConfig`."""
         self.config = SummarizeConfig(**settings)
         self.config.check()
-        lr = 1e-3 if self.config.from_scratch else LORA_LR if self.config.lora_rank else None
-        self.defaults = replace(FINE_TUNING, lr=lr or FINE_TUNING.lr)
+        adapted, whole = (LORA_LR, 1e-3 if self.config.from_scratch else FINE_TUNING.lr)
+        if self.config.rejected_column:
+            adapted, whole = DPO_LORA_LR, DPO_LR
+        self.defaults = replace(FINE_TUNING, lr=adapted if self.config.adapts else whole)
 
     # -- data -------------------------------------------------------------------------------------
     @property
@@ -159,15 +166,16 @@ class SummarizeTask(Task):
                 "`tpukit data dialogues --out data` makes one to try; --data-path names yours.",
             )
         train, valid = self._parts()
-        whole = self.config.loss_on_prompt
+        whole, pairs = self.config.loss_on_prompt, self.has_pairs
         sizes = [sample_sizes(*part, whole=whole) for part in (train, valid)]
         bucketing = Bucketing.of(sizes[0], sizes[1], self.config.buckets)
         return Datasets(
-            TokenSamples(*train, bucketing, whole=whole),
-            TokenSamples(*valid, bucketing, whole=whole) if len(sizes[1]) else None,
+            TokenSamples(*train, bucketing, whole=whole, pairs=pairs),
+            TokenSamples(*valid, bucketing, whole=whole, pairs=pairs) if len(sizes[1]) else None,
             artifacts={
                 TOKENIZER_FILE: self.tokenizer.to_bytes(),
                 MODEL_FILE: json.dumps(asdict(self.shape)).encode(),
+                ADAPTER_FILE: json.dumps(self.adapter).encode(),
             },
             identity={"data": file_digest(self.train_file)[:16]},
         )
@@ -226,15 +234,17 @@ class SummarizeTask(Task):
             self.known_samples = len(train.sizes)
             bucketing = train.bucketing
         else:
-            length = np.array([self.shape.block_size])
+            length = np.array([self.shape.block_size * (1 + self.has_pairs)])
             bucketing = Bucketing.of(SampleSizes(length, -(-length // 10)), None, 1)
-        devices, vocabulary = settings.devices, self.shape.vocabulary_size
+        made = partial(
+            example_batch, devices=settings.devices, vocabulary=self.shape.vocabulary_size,
+            pairs=self.has_pairs,
+        )  # fmt: skip
         if self.config.packing:
-            shape = packed_shape(bucketing, settings)
-            return [example_batch(shape, devices, vocabulary, packed=2)]
-        buckets = bucketing.buckets(settings.micro_rows // devices)
+            return [made(packed_shape(bucketing, settings), packed=2)]
+        buckets = bucketing.buckets(settings.micro_rows // settings.devices)
         costliest = sorted(buckets, key=lambda b: (-b.rows * b.length, -b.targets))
-        return [example_batch(bucket, devices, vocabulary) for bucket in costliest]
+        return [made(bucket) for bucket in costliest]
 
     # -- model ------------------------------------------------------------------------------------
     @cached_property
@@ -275,8 +285,27 @@ class SummarizeTask(Task):
             for choice in (False, True)
         )
 
+    @cached_property
+    def adapter(self) -> dict[str, Any] | None:
+        """The fields of peft's configuration: a run's, or the config's."""
+        return self.config.adapter_fields()
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether samples are a completion and a rejected one."""
+        return self.config.rejected_column is not None
+
     def build_model(self, ops: ModelOps) -> nn.Module:
-        from tpukit.tasks.summarize.model import adapters
+        model = self._language_model(ops)
+        if self.has_pairs and not self.adapter:
+            start = self._language_model(ops)
+            start.load_state_dict(model.state_dict())
+            model.reference = start.requires_grad_(False).eval()
+        return model
+
+    def _language_model(self, ops: ModelOps, *, unpacked: bool = False) -> nn.Module:
+        """unpacked: weights in 4 bits have their values in bf16."""
+        from tpukit.tasks.summarize.model import adapters, four_bits
         from tpukit.tasks.summarize.model.lean import LanguageModel
         from tpukit.tasks.summarize.model.load import load_lm
 
@@ -285,18 +314,32 @@ class SummarizeTask(Task):
             self.shape, self._dtype, dropout=self.config.dropout, folder=folder,
             drawn=not self.is_restored,
         )  # fmt: skip
-        if self.config.adapter:
-            found = adapters.peft_config(self.config.adapter, lm)
-            adapters.add_adapter(lm, found, fresh=not self.is_restored, keep_start=False)
-            if self.config.lora_init and self.pretrained is not None:
-                adapters.load_adapter(lm, Path(self.config.lora_init))
+        packs = self.config.weights == "nf4"
+        if packs:
+            (four_bits.rounded_to_four_bits if unpacked else four_bits.in_four_bits)(lm)
+        if self.adapter:
+            continued, takes = self.config.lora_init, adapters.takes_part(self.adapter)
+            if self.has_pairs and continued and takes:
+                raise ConfigError(
+                    f"lora_init {continued}: preferences do not go on from PiSSA or OLoRA itself.",
+                    "Save it as LoRA: peft's path_initial_model_for_weight_conversion.",
+                )
+            adapters.add_adapter(
+                lm, adapters.peft_config(self.adapter, lm), fresh=not self.is_restored,
+                keep_start=takes or bool(self.has_pairs and continued),
+            )  # fmt: skip
+            if continued and not self.is_restored:
+                adapters.load_adapter(lm, Path(continued).expanduser())
         recompute = self.config.recompute not in (False, "auto")
-        return LanguageModel(lm, ops, recompute=recompute)
+        model = LanguageModel(lm, ops, recompute=recompute)
+        if packs:
+            four_bits.keep_trained_alone(model)
+        return model
 
     @property
     def _dtype(self) -> torch.dtype:
         """The type of the weights, adapters aside."""
-        return torch.bfloat16 if self.config.weights == "bf16" else torch.float32
+        return torch.float32 if self.config.weights == "fp32" else torch.bfloat16
 
     def build_optimizer(
         self, groups: Sequence[ParameterGroup], settings: OptimizerSettings
@@ -316,14 +359,18 @@ class SummarizeTask(Task):
 
         tokenizer = tokenizer_from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE)
         recorded = json.loads(artifacts[MODEL_FILE])
-        old = None if "fields" in recorded else OldRun(recorded, self.config.adapter)
+        own = replace(self.config, lora_init=None)
+        old = None if "fields" in recorded else OldRun(recorded, own.adapter_fields())
+        adapter = json.loads(artifacts[ADAPTER_FILE]) if ADAPTER_FILE in artifacts else None
+        # Weights in 4 bits are not in a checkpoint.
+        read = {} if self.config.weights == "nf4" else {"pretrained": None}
         return self._with(
             tokenizer=tokenizer,
             shape=Shape(**(recorded if old is None else old.shape())),
-            pretrained=None,
+            adapter=adapter,
             is_restored=True,
             old=old,
-            config=self.config if old is None else replace(self.config, lora_rank=0),
+            **read,
         )
 
     def for_probing(self) -> Self:
@@ -348,8 +395,23 @@ class SummarizeTask(Task):
         labels = batch["labels"]
         packed = {"starts": batch["starts"]} if "starts" in batch else {}
         losses = model(batch["tokens"], batch["wanted"], labels=labels, **packed)
+        if "pairs" in batch:
+            with torch.no_grad(), self._start(model) as start:
+                before = start(batch["tokens"], batch["wanted"], labels=labels, **packed)
+            return preference_loss(losses, before, batch["pairs"], self.config.dpo_beta)
         weight = (labels != IGNORED).float().sum()
         return {"loss": losses.sum() / weight.clamp(min=1.0), "weight": weight}
+
+    @contextmanager
+    def _start(self, model: Any) -> Iterator[Any]:
+        """The model as it was at the start, which preferences are measured from."""
+        from tpukit.tasks.summarize.model.adapters import as_at_start
+
+        if self.adapter:
+            with as_at_start(model.lm):
+                yield model
+        else:
+            yield model.reference
 
     def identity(self) -> dict[str, Any]:
         kept = (
@@ -380,19 +442,22 @@ class SummarizeTask(Task):
         }
 
     # -- a trained run ----------------------------------------------------------------------------
-    def _loaded(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
-        model = self.build_model(ops)
-        read = weights if self.old is None else self.old.renamed(weights)
+    def _loaded(
+        self, ops: ModelOps, weights: Mapping[str, Tensor], *, unpacked: bool = False
+    ) -> nn.Module:
+        model = self._language_model(ops, unpacked=unpacked)
+        own = {n: t for n, t in weights.items() if not n.startswith("reference.")}
+        read = own if self.old is None else self.old.renamed(own)
         load_weights(model, read, "the checkpoint")
         return model
 
     def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
-        """The model with its adapters merged; weights in bf16, which would round most of an update
-        away, keep them beside."""
+        """The model with its adapters merged; weights in bf16 or 4 bits, which would round most of
+        an update away, keep them beside."""
         from tpukit.tasks.summarize.model import adapters
 
         model: Any = self._loaded(ops, weights)
-        if self.config.adapter and self._dtype is not torch.bfloat16:
+        if self.adapter and self._dtype is not torch.bfloat16:
             adapters.merge_adapter(model.lm)
         return model  # type: ignore[no-any-return]
 
@@ -414,8 +479,10 @@ class SummarizeTask(Task):
         return predict_run(self._trained(model, backend), request, log)
 
     def _trained(self, model: nn.Module, backend: Backend) -> TrainedSummarizer:
+        # Of pairs the chosen completions are evaluated.
+        config = replace(self.config, rejected_column=None)
         return TrainedSummarizer(
-            self, model, backend, self.config, self.prompt_format, self.train_file
+            self._with(config=config), model, backend, config, self.prompt_format, self.train_file
         )
 
     def export(
@@ -425,9 +492,9 @@ class SummarizeTask(Task):
         from tpukit.tasks.summarize.export import export_hugging_face
         from tpukit.tasks.summarize.model import adapters
 
-        model: Any = self._loaded(TorchOps(), weights)
+        model: Any = self._loaded(TorchOps(), weights, unpacked=True)
         files = {}
-        if self.config.adapter:
+        if self.adapter:
             files = adapters.adapter_files(model.lm)
             adapters.merge_adapter(model.lm)
         return export_hugging_face(

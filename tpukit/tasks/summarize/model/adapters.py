@@ -7,6 +7,7 @@ preferences, and what an export takes off again.
 
 import dataclasses
 import json
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +22,9 @@ from transformers.pytorch_utils import Conv1D
 
 from tpukit.errors import ConfigError, DataError
 
+# That it computes 4 bits on this CPU without a package of its own.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-WHAT_IS_READ = "lora_init takes a directory that peft saved (adapter_config.json and safetensors)."
 LEARNED, START = "default", "start"
 """Names of the adapter that is trained, and of its start."""
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -39,18 +41,6 @@ NEED_DATA = ("eva", "corda", "lora_ga", "loftq")
 NOT_MERGED = ("trainable_token_indices", "layer_replication", "alora_invocation_tokens",
               "arrow_config")  # fmt: skip
 """Fields of peft whose updates are not those of single matrices."""
-
-
-def read_fields(path: Path) -> dict[str, Any]:
-    """The fields of peft's configuration in a JSON file, or in a directory that peft saved."""
-    file = path / CONFIG_FILE if path.suffix != ".json" else path
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(fields, dict):
-            raise ValueError(f"a {type(fields).__name__}, expected an object")
-        return fields
-    except (OSError, ValueError) as error:
-        raise DataError(f"Cannot read {file}: {error}.", WHAT_IS_READ) from error
 
 
 def peft_config(fields: Mapping[str, Any], lm: Any) -> Any:
@@ -126,15 +116,19 @@ def add_adapter(lm: Any, config: Any, *, fresh: bool, keep_start: bool) -> None:
     ends = {id(module) for module in (lm.get_input_embeddings(), lm.get_output_embeddings())}
     is_tied = lm.get_input_embeddings().weight is lm.get_output_embeddings().weight
     lm.requires_grad_(False)
+    own = {field.name for field in dataclasses.fields(config)}
     plain = config
-    if hasattr(config, "init_lora_weights"):
+    if "init_lora_weights" in own:
         plain = dataclasses.replace(config, init_lora_weights=True)
+    start = plain
+    if "lora_dropout" in own:
+        start = dataclasses.replace(plain, lora_dropout=0.0)
     try:
         with warnings.catch_warnings(action="ignore"):
             inject_adapter_in_model(config if fresh else plain, lm, LEARNED)
             trained = {n: p for n, p in lm.named_parameters() if p.requires_grad}
             if keep_start:
-                inject_adapter_in_model(plain, lm, START)
+                inject_adapter_in_model(start, lm, START)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"adapter: peft cannot adapt this model so: {str(error).splitlines()[0]}",
@@ -177,7 +171,8 @@ def _layers(lm: Any) -> Iterator[tuple[str, Any]]:
 def as_at_start(lm: Any) -> Iterator[None]:
     """The model as it was before it learned, inside: with its adapter's start, or with none."""
     layers = [layer for _, layer in _layers(lm)]
-    has_start = START in lm.peft_config
+    has_start, was_training = START in lm.peft_config, lm.training
+    lm.eval()
     for layer in layers:
         layer.set_adapter(START, inference_mode=True) if has_start else layer.enable_adapters(False)
     try:
@@ -185,6 +180,7 @@ def as_at_start(lm: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.set_adapter(LEARNED) if has_start else layer.enable_adapters(True)
+        lm.train(was_training)
 
 
 def load_adapter(lm: Any, folder: Path) -> None:
@@ -196,14 +192,18 @@ def load_adapter(lm: Any, folder: Path) -> None:
         plain = {name.removeprefix("base_model.model."): t.float() for name, t in weights.items()}
         done: Any = set_peft_model_state_dict(lm, plain, LEARNED)
     except (OSError, RuntimeError, KeyError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"Cannot read the adapter {folder}: {reason}.", WHAT_IS_READ) from error
+        raise DataError(
+            f"Cannot read the adapter {folder}: {' '.join(str(error).split())}.",
+            "lora_init takes a directory that peft saved, with safetensors.",
+        ) from error
     missing = [n for n, p in lm.named_parameters() if p.requires_grad and n in done.missing_keys]
     for name in [*done.unexpected_keys[:1], *missing[:1]]:
         raise DataError(
             f"The adapter {folder} does not fit these weights: {name!r} is in one of them alone.",
             "Give the weights that it was trained beside (--init).",
         )
+    if not takes_part(lm.peft_config[LEARNED].to_dict()):
+        copy_start(lm)
 
 
 # -- out of a model ------------------------------------------------------------------------------
