@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import register_flop_formula
 from transformers.pytorch_utils import Conv1D
 
@@ -63,11 +64,16 @@ def _quantized(layer: Any) -> tuple[Tensor, Any]:
 @cache
 def _packed_linear() -> type[nn.Module]:
     try:
+        from bitsandbytes.functional import quantize_4bit
         from bitsandbytes.nn import Linear4bit, Params4bit
     except ImportError as error:
         raise ConfigError(
             f"weights nf4 needs bitsandbytes: {error}.", "pip install bitsandbytes"
         ) from error
+
+    with _disable_current_modes():
+        # Makes a table from values, once, which a trace has not.
+        quantize_4bit(torch.zeros(64), quant_type="nf4", compress_statistics=True)
 
     @register_flop_formula(torch.ops.bitsandbytes.gemm_4bit)
     def operations(inputs: torch.Size, _: Any, shape: Sequence[int], *__: Any, **___: Any) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.activations import NewGELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -395,6 +396,7 @@ def rotate_by_halves(
     return turn(query), turn(key)
 
 
+@_disable_current_modes()  # values, within a trace too
 def rotates_by_halves(theirs: Callable[..., Any]) -> bool:
     """Whether a function of transformers turns queries and keys as `rotate_by_halves` does."""
     generator = torch.Generator().manual_seed(0)
