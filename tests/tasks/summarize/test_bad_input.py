@@ -84,7 +84,7 @@ def test_a_training_file_as_a_spreadsheet_saves_it(train) -> None:  # type: igno
         (["--lora-rank", "4", "--lora-layers", "0-9"], "there is no layer 9"),
         (["--lora-rank", "4", "--set", "lora_layers=9"], "there is no layer 9"),
         (["--lora-rank", "4", "--lora-layers", "0-99999999"], "neither a layer nor a range"),
-        (["--set", "weights=fp8"], "neither fp32 nor bf16"),
+        (["--set", "weights=fp8"], "neither fp32, bf16 nor nf4"),
         (["--set", "recompute=maybe"], "neither true, false nor auto"),
         (["--set", "bukets=3"], "Did you mean buckets?"),
         (["--set", "block_size=long"], "block_size 'long' is not a whole number in [32, 1048576]"),

@@ -175,7 +175,7 @@ class SummarizeTask(Task):
             artifacts={
                 TOKENIZER_FILE: self.tokenizer.to_bytes(),
                 MODEL_FILE: json.dumps(asdict(self.shape)).encode(),
-                ADAPTER_FILE: json.dumps(self.adapter).encode(),
+                **({ADAPTER_FILE: json.dumps(self.adapter).encode()} if self.adapter else {}),
             },
             identity={"data": file_digest(self.train_file)[:16]},
         )
@@ -361,16 +361,17 @@ class SummarizeTask(Task):
         recorded = json.loads(artifacts[MODEL_FILE])
         own = replace(self.config, lora_init=None)
         old = None if "fields" in recorded else OldRun(recorded, own.adapter_fields())
-        adapter = json.loads(artifacts[ADAPTER_FILE]) if ADAPTER_FILE in artifacts else None
-        # Weights in 4 bits are not in a checkpoint.
-        read = {} if self.config.weights == "nf4" else {"pretrained": None}
+        known = {"adapter": None} if old else {}
+        if ADAPTER_FILE in artifacts:
+            known["adapter"] = json.loads(artifacts[ADAPTER_FILE])
+        if self.config.weights != "nf4":  # which a checkpoint has not
+            known["pretrained"] = None
         return self._with(
             tokenizer=tokenizer,
             shape=Shape(**(recorded if old is None else old.shape())),
-            adapter=adapter,
             is_restored=True,
             old=old,
-            **read,
+            **known,
         )
 
     def for_probing(self) -> Self:
