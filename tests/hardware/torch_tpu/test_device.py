@@ -159,8 +159,9 @@ def test_a_ddp_step_is_one_program_with_its_sums_over_ranks(alone):
     found = case("tasks", "batch norm", "alone", **alone)
     assert (found["programs"], found["others"]) == (1, 0)
     assert found["validation"] == {"programs": 1, "others": 0}
-    # Of all weights (measured: 1.4e-5); biases of norm 1e-8 hold rounding alone, 5e-4 of theirs.
-    assert found["joint_difference"] < 5e-5 and found["difference"] < 1e-3
+    # Measured: 1.4e-5. So few rows normalize so little that weights other by 1e-7 at the start
+    # give updates other by 1e-4; on the CPU the two are equal.
+    assert found["joint_difference"] < 5e-5
     # Each gradient, weights and losses, running statistics, and the buffers of rank 0.
     assert found["sums"] == found["gradients"] + 3
 
