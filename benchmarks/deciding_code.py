@@ -57,8 +57,7 @@ SEARCH = (*COMPILER, *within("probe", "trial.py", "targets.py", "roofline.py"),
 TRIALS = ("tpukit/probe/trial.py", *within("probe", "batch", "trials"))
 EIT = (*within("tasks/eit", "model", "task.py", "settings.py"), "tpukit/train/optimizer.py")
 IMAGES = within("tasks/images", "model", "task.py", "settings.py")
-SUMMARIZE = within("tasks/summarize", "model", "task.py", "settings.py", "data/buckets.py",
-                   "data/packing.py")  # fmt: skip
+SUMMARIZE = within("tasks/summarize", "model", "task.py", "settings.py", "data/packing.py")
 GPU_MEMORY = ("tpukit/probe/gpu_memory", UNFILLED, *EAGER)
 TORCH_TPU = within("hardware/eager", "backend.py", "kernel_calls.py", "programs.py", "torch_tpu.py",
                    "torch_tpu_operators.py")  # fmt: skip
@@ -108,7 +107,6 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "step_traffic": (*COMPILER, *EIT, *SUMMARIZE),
     "summarize_generation": GENERATION,
     "summarize_generation_qwen3": GENERATION,
-    "summarize_packing": (*COMPILER, *SUMMARIZE),
     "summarize_quality": (*ENGINE, *EAGER, "tpukit/tasks/summarize"),
     "summarize_rows": ("tpukit/tasks/summarize/data", "tpukit/train/loader.py"),
     "summarize_training": (*ENGINE, *EAGER, *SUMMARIZE),

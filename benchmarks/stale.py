@@ -58,7 +58,6 @@ MEASUREMENTS = {
         "step_traffic.py eit --set size=published --rows 32 --keep",
         "step_traffic.py summarize --rows 56 --keep",
     ),
-    "summarize_packing": compiled(f"summarize_packing.py {OUT}"),
     "doctor_blind": Measurement((f"doctor_real_material.py --blind {OUT}",)),
     "doctor_real_material": Measurement(
         (f"doctor_real_material.py --files FILES {OUT}",), needs="the public files, as fetched"

@@ -373,26 +373,6 @@ def summarize_training() -> str:
     )  # fmt: skip
 
 
-def summarize_packing() -> str:
-    found = read("summarize_packing")
-    rows = [
-        [f"{case['global_batch']} in micro-batches of {case['micro_batch']}", way,
-         f"{100 * case[way]['real_tokens_to_places']:.0f} %", case[way]["programs"],
-         f"{case[way]['compile_seconds']:.0f}", f"{case[way]['real_tokens_a_gigaflop']:.2f}",
-         f"{case[way]['real_tokens_a_megabyte']:.2f}", f"{case[way]['real_tokens_a_second']:,.0f}"]
-        for case in found["cases"] for way in ("buckets", "packed")
-    ]  # fmt: skip
-    gains = " and ".join(f"{case['ratios']['real_tokens_a_second']:.2f}" for case in found["cases"])
-    return section(
-        "Summaries: packed rows beside buckets", "summarize_packing.py", ["summarize_packing"],
-        f"GPT-2 124M on the eight chips of a {found['target']}, compiled for one of them at the "
-        f"fast setting; lengths like SAMSum's. Packed rows pass {gains} times the buckets' tokens "
-        "at the chip's peak rates (the slower of arithmetic and memory; nothing ran on a TPU).",
-        table(["batch", "", "places with a token", "programs", "compiled in (s)",
-               "tokens a GFLOP", "tokens a MB", "tokens a second, at most"], rows),
-    )  # fmt: skip
-
-
 def summarize_quality() -> str:
     found = read("summarize_quality")
     return section(
@@ -809,7 +789,6 @@ SECTIONS = {
     "first_step": first_step,
     "summarize_generation": summarize_generation,
     "summarize_training": summarize_training,
-    "summarize_packing": summarize_packing,
     "summarize_quality": summarize_quality,
     "summarize_rows": summarize_rows,
     "eit_simulation": eit_simulation,

@@ -141,9 +141,10 @@ def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> T
     if unknown:
         known = [*(accepted or ()), *(field.name for field in dataclasses.fields(TrainConfig))]
         near = nearest_setting(unknown[0], known)
+        there = f"Did you mean {near}?" if near else f"It has {', '.join(sorted(accepted or ()))}."
         raise ConfigError(
             f"Task {cls.name!r} has no setting {unknown[0]!r}.",
-            f"Did you mean {near}?" if near else f"It has {', '.join(sorted(accepted or ()))}.",
+            cls.earlier_settings.get(unknown[0], there),
         )
     hints = get_type_hints(cls.options) if cls.options else {}
     flags = {name: v for name, v in settings.items() if hints.get(name) in (bool, bool | None)}

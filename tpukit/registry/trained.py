@@ -82,7 +82,8 @@ def open_trained(
         )
     if not isinstance(task, Task):
         data_path = str(run.train_config.get("data_path", default_data_path(cls)))
-        task = make_task(cls, {**run.task_config, **(settings or {})}, data_path)
+        own = {n: v for n, v in run.task_config.items() if n not in cls.earlier_settings}
+        task = make_task(cls, {**own, **(settings or {})}, data_path)
         task = task.as_recorded(run.checkpoint.state.identity)
     restored = task.restore(run.checkpoint.artifacts())
     expect(restored, Task, task.restore, "a task (`self`)")  # type: ignore[type-abstract]

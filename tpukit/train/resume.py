@@ -141,7 +141,7 @@ def require_same_arithmetic(
         )
     changes = [
         f"{name} was {before.get(name)!r}, now {plan.identity.get(name)!r}"
-        for name in sorted({*before, *plan.identity} - {*unknown})
+        for name in sorted({*before, *plan.identity} - {*unknown, *plan.task.earlier_settings})
         if before.get(name) != plan.identity.get(name)
     ]
     if not changes:

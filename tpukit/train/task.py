@@ -195,6 +195,8 @@ class Task(ABC):
     defaults: TrainingDefaults = TrainingDefaults()
     presets: ClassVar[Mapping[str, Preset]] = {}
     """Presets by name: quick, safe, balanced, fast."""
+    earlier_settings: ClassVar[Mapping[str, str]] = {}
+    """Settings of earlier versions, and what there is instead; older runs record them."""
     cpu_preset: ClassVar[str | None] = None
     """Preset of a run on a CPU for which neither a preset nor a setting that it sets is given."""
     averages_runs: ClassVar[bool] = False

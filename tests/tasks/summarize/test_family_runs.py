@@ -30,7 +30,7 @@ FAMILIES = {
 TRAIN = [
     "--tokenizer", "train", "--set", "vocabulary_size=400", "--block-size", "256",
     "--global-batch-size", "16", "--precision", "fp32", "--set", "score_samples=4",
-    "--set", "max_new_tokens=8", "--set", "buckets=3", "--set", "warmup_steps=2",
+    "--set", "max_new_tokens=8", "--set", "warmup_steps=2",
     "--num-workers", "0", "--max-steps", "8", "--ckpt-every", "4",
 ]  # fmt: skip
 BF16 = ["--set", "weights=bf16"]

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from tpukit.errors import DataError
 from tpukit.hardware.backend import TorchOps
-from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing
 from tpukit.tasks.summarize.data.dataset import TokenSamples, collate_tokens
+from tpukit.tasks.summarize.data.packing import RowShape, SetSizes
 from tpukit.tasks.summarize.data.prompt import PromptStyle
 from tpukit.tasks.summarize.data.rows import Columns
 from tpukit.tasks.summarize.data.token_cache import open_token_cache
@@ -34,7 +34,7 @@ BETA = 0.3
 def samples(write_csv, tmp_path, tokenizer):
     path = write_csv(tmp_path / "train.csv", ["prompt", "chosen", "rejected"], ROWS)
     cache = open_token_cache(path, tokenizer, 40, style=STYLE)
-    sizes = Bucketing.of(cache, None, 1)
+    sizes = SetSizes.of(cache)
     return TokenSamples(cache, range(len(cache)), sizes, pairs=True)
 
 
@@ -92,7 +92,7 @@ def test_packed_pairs_have_the_loss_of_single_documents(samples, counts):
         each.set_attn_implementation("eager")
     wanted, _ = plain_loss(*eager, samples)
     assert abs(wanted - 0.693) > 0.05
-    shape = Bucket(max(counts) * 80, len(counts), 96)
+    shape = RowShape(max(counts) * 80, len(counts), 96)
     keys = tuple(SampleKey(0, index) for index in range(3))
     batch = collate_tokens(
         [samples[key.sample] for key in keys], MicroBatch(keys, len(counts), shape, counts=counts)

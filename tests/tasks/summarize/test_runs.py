@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,16 @@ from runs import (
 
 from tpukit import cli, load
 from tpukit.commands.output import Output
+from tpukit.registry import trained
 from tpukit.tasks.summarize.generate import write_dialogues
 from tpukit.tasks.summarize.generation.decoding import PREFILL_LENGTHS
+from tpukit.tasks.summarize.task import SummarizeTask
 
 SMALL = [
     "--model", "2x2x32", "--tokenizer", "train", "--set", "vocabulary_size=400",
     "--block-size", "256",
     "--global-batch-size", "16", "--precision", "fp32", "--set", "score_samples=6",
-    "--set", "max_new_tokens=12", "--set", "buckets=3", "--set", "warmup_steps=2",
+    "--set", "max_new_tokens=12", "--set", "warmup_steps=2",
     "--num-workers", "0",
 ]  # fmt: skip
 
@@ -94,22 +97,17 @@ def test_two_processes_train_what_one_does(place, whole):  # type: ignore[no-unt
 
 
 @pytest.mark.xla
-@pytest.mark.parametrize(
-    ("packing", "shapes"), [("true", 1), pytest.param("false", 2, marks=pytest.mark.slow)]
-)
-def test_eight_virtual_devices(place, whole, packing, shapes):  # type: ignore[no-untyped-def]
-    """The same parameters; as many train graphs as shapes, and none after the first pass.
-
-    Each step has dialogues of all lengths: the short ones in one shape, the long ones in another.
-    """
+@pytest.mark.parametrize("packing", ["true", pytest.param("false", marks=pytest.mark.slow)])
+def test_eight_virtual_devices(place, whole, packing):  # type: ignore[no-untyped-def]
+    """The same parameters; one train graph, and none after the first pass."""
     name = f"xla-{packing}"
     options = ["--max-steps", 10, "--ckpt-every", 5, "--accumulate", 2]
     # Packing is the default.
     options += [] if packing == "true" else ["--set", "packing=false"]
     told = result(train(place, name, *options, env=VIRTUAL_TPU, hw="tpu"))
     assert relative_difference(parameters(place / name), parameters(whole)) < 1e-4
-    # One graph a shape, and the update's.
-    assert told["graphs"]["train"] == shapes + 1
+    # That of the one shape, and the update's.
+    assert told["graphs"]["train"] == 1 + 1
     assert told["compilations_after_warmup"] == 0
     assert told["graphs"]["score"] <= 2 + 1
     log = (place / name / "log.txt").read_text()
@@ -225,6 +223,18 @@ def test_evaluation_reports_scores_intervals_and_baselines(place, whole, monkeyp
     assert 0 < metrics["loss"] < 7
     assert len(told["best"]) == len(told["worst"]) == 3
     assert len(rows_of(whole / "test" / "predictions.csv")) == told["samples"]
+
+
+def test_a_run_of_settings_that_are_no_more_is_read_and_goes_on(place, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    own, run = SummarizeTask.identity, tmp_path / "run"
+    with monkeypatch.context() as before:
+        before.setattr(SummarizeTask, "identity", lambda task: own(task) | {"buckets": 3})
+        train_here(place, str(run), "--max-steps", 2, "--ckpt-every", 2)
+    train_here(place, str(run), "--max-steps", 2, "--ckpt-every", 2)
+    opened = trained.open_run(run, print)
+    recorded = replace(opened, task_config=opened.task_config | {"buckets": 3, "loss": "lean"})
+    monkeypatch.setattr(trained, "open_run", lambda *_: recorded)
+    here(place, *predict_command(place, str(run), "earlier.csv"))
 
 
 def test_a_test_file_as_pandas_writes_it_is_its_rows(place, whole, tmp_path):  # type: ignore[no-untyped-def]

@@ -9,8 +9,7 @@ from tpukit.tasks.summarize.model.lean import LanguageModel
 from tpukit.tasks.summarize.task import SummarizeTask
 from tpukit.train.task import MicroBatch, PlanSettings
 
-SETTINGS = {"model": "1x2x16", "tokenizer": "train", "vocabulary_size": 300, "block_size": 256,
-            "buckets": 3}  # fmt: skip
+SETTINGS = {"model": "1x2x16", "tokenizer": "train", "vocabulary_size": 300, "block_size": 256}
 
 
 @pytest.fixture

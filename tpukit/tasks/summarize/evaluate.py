@@ -20,8 +20,8 @@ from tpukit.tasks.summarize.baseline import (
     nearest_summaries,
     training_rows,
 )
-from tpukit.tasks.summarize.data.buckets import Bucketing
 from tpukit.tasks.summarize.data.dataset import as_sample, split_indices
+from tpukit.tasks.summarize.data.packing import SetSizes
 from tpukit.tasks.summarize.data.prompt import Example
 from tpukit.tasks.summarize.data.rows import DIALOGUES, Columns, Row, read_rows, training_file
 from tpukit.tasks.summarize.data.token_cache import SampleSizes, encoded_chunks, file_digest
@@ -42,13 +42,13 @@ CAPITALISED = re.compile(r"\b[A-Z]\w+")
 class ListedSamples:
     """Samples in memory (a SampleSource)."""
 
-    def __init__(self, examples: Sequence[Example], buckets: int) -> None:
+    def __init__(self, examples: Sequence[Example]) -> None:
         self.examples = examples
         self.sizes = SampleSizes(
             np.array([len(example.tokens) for example in examples]),
             np.array([example.targets for example in examples]),
         )
-        self.bucketing = Bucketing.of(self.sizes, None, buckets)
+        self.set_sizes = SetSizes.of(self.sizes)
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -127,7 +127,7 @@ def evaluate_summaries(
     if not kept:
         too_long = config.style.too_long(formats.block_size)
         raise DataError(f"{source}: all rows are {too_long}.", "Test on others.")
-    data = ListedSamples([example for _, example in kept], config.buckets)
+    data = ListedSamples([example for _, example in kept])
     loss = mean_values(trained.task, trained.model, trained.backend, data)["loss"]
     rows = [row for row, _ in kept]
     limit = config.max_new_tokens

@@ -79,10 +79,8 @@ class SummarizeConfig:
     lists of messages, and all messages of the assistant are learned."""
     loss_on_prompt: bool = False
     """The prompt is learned as well."""
-    buckets: int = setting(8, Range(1, 1024))
-    """Batch shapes: more pad less, and compile longer where graphs are compiled."""
     packing: bool = True
-    """Several samples to a row, one batch shape, instead of buckets."""
+    """Several samples to a row; else one, filled up to the longest."""
     dropout: float = setting(0.0, DECAY)
     """Dropout on embeddings and residual branches, of models that have some (GPT-2)."""
     recompute: bool | str = False

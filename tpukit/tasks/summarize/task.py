@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -18,7 +18,6 @@ from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import Backend, Batch, ModelOps, TorchOps
 from tpukit.io.hub_data import local_data
 from tpukit.io.progress import Progress
-from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, BucketPlan, evaluation_plan
 from tpukit.tasks.summarize.data.dataset import (
     IGNORED,
     SizedSamples,
@@ -29,7 +28,13 @@ from tpukit.tasks.summarize.data.dataset import (
     split_indices,
 )
 from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
-from tpukit.tasks.summarize.data.packing import PackedPlan, evaluation_packs, packed_shape
+from tpukit.tasks.summarize.data.packing import (
+    PackedPlan,
+    RowShape,
+    SetSizes,
+    evaluation_packs,
+    packed_shape,
+)
 from tpukit.tasks.summarize.data.prompt import PromptFormat
 from tpukit.tasks.summarize.data.rows import training_file
 from tpukit.tasks.summarize.data.token_cache import (
@@ -111,6 +116,10 @@ class SummarizeTask(Task):
     }  # fmt: skip
     selftest_parts: ClassVar[Mapping[str, Any]] = {"generate": GenerationPart, "shard": {}}
     presets = PRESETS
+    earlier_settings: ClassVar[Mapping[str, str]] = {
+        "buckets": "Rows hold several samples, or with packing=false one: there is one shape.",
+        "loss": "The loss is computed where there are targets alone.",
+    }
     is_restored = False
     """Whether it is a run's, whose weights are loaded into what `build_model` returns."""
     old: OldRun | None = None
@@ -168,10 +177,10 @@ class SummarizeTask(Task):
         train, valid = self._parts()
         whole, pairs = self.config.loss_on_prompt, self.has_pairs
         sizes = [sample_sizes(*part, whole=whole) for part in (train, valid)]
-        bucketing = Bucketing.of(sizes[0], sizes[1], self.config.buckets)
+        set_sizes = SetSizes.of(*sizes)
         return Datasets(
-            TokenSamples(*train, bucketing, whole=whole, pairs=pairs),
-            TokenSamples(*valid, bucketing, whole=whole, pairs=pairs) if len(sizes[1]) else None,
+            TokenSamples(*train, set_sizes, whole=whole, pairs=pairs),
+            TokenSamples(*valid, set_sizes, whole=whole, pairs=pairs) if len(sizes[1]) else None,
             artifacts={
                 TOKENIZER_FILE: self.tokenizer.to_bytes(),
                 MODEL_FILE: json.dumps(asdict(self.shape)).encode(),
@@ -203,48 +212,37 @@ class SummarizeTask(Task):
         return cache
 
     # -- batches ----------------------------------------------------------------------------------
+    def _row_shape(self, sizes: SetSizes, settings: PlanSettings) -> RowShape:
+        return packed_shape(sizes, settings, packed=self.config.packing)
+
     def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
         assert isinstance(data, SizedSamples)
-        if self.config.packing:
-            return PackedPlan(data.sizes, packed_shape(data.bucketing, settings), settings)
-        return BucketPlan(data.sizes, _buckets(data, settings), settings)
+        return PackedPlan(data.sizes, self._row_shape(data.set_sizes, settings), settings)
 
     def evaluation_batches(
         self, data: SampleSource, settings: PlanSettings
     ) -> Iterator[MicroBatch]:
-        """Every sample once; micro-batches have the shapes of training's."""
+        """Every sample once; micro-batches have the shape of training's."""
         assert isinstance(data, SizedSamples)
-        if self.config.packing:
-            shape = packed_shape(data.bucketing, settings)
-            return iter(evaluation_packs(data.sizes, shape, settings))
-        return evaluation_plan(
-            data.sizes, _buckets(data, settings), settings.devices,
-            fixed_shapes=settings.compiles,
-        )  # fmt: skip
+        shape = self._row_shape(data.set_sizes, settings)
+        return iter(evaluation_packs(data.sizes, shape, settings))
 
     def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
         return collate_tokens(samples, micro)
 
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
-        """Shapes of the training data; without data, of samples as long as the context, a tenth of
-        it targets."""
+        """The shape of the training data; without data, of samples as long as the context, a tenth
+        of it targets."""
         if self.train_file.is_file():
             train = self.datasets().train
             assert isinstance(train, SizedSamples)
             self.known_samples = len(train.sizes)
-            bucketing = train.bucketing
+            sizes = train.set_sizes
         else:
             length = np.array([self.shape.block_size * (1 + self.has_pairs)])
-            bucketing = Bucketing.of(SampleSizes(length, -(-length // 10)), None, 1)
-        made = partial(
-            example_batch, devices=settings.devices, vocabulary=self.shape.vocabulary_size,
-            pairs=self.has_pairs,
-        )  # fmt: skip
-        if self.config.packing:
-            return [made(packed_shape(bucketing, settings), packed=2)]
-        buckets = bucketing.buckets(settings.micro_rows // settings.devices)
-        costliest = sorted(buckets, key=lambda b: (-b.rows * b.length, -b.targets))
-        return [made(bucket) for bucket in costliest]
+            sizes = SetSizes.of(SampleSizes(length, -(-length // 10)))
+        rows, vocabulary = self._row_shape(sizes, settings), self.shape.vocabulary_size
+        return [example_batch(rows, settings.devices, vocabulary, pairs=self.has_pairs)]
 
     # -- model ------------------------------------------------------------------------------------
     @cached_property
@@ -422,7 +420,6 @@ class SummarizeTask(Task):
             "dropout",
             "valid_fraction",
             "split_seed",
-            "buckets",
             "lora_rank",
             "lora_alpha",
             "lora_targets",
@@ -525,7 +522,3 @@ class SummarizeTask(Task):
         references = [self.tokenizer.decode(targets) for _, targets in parts]
         scores = rouge_scores(references, made)
         return {kind: float(values.mean()) for kind, values in scores.items()}
-
-
-def _buckets(data: SizedSamples, settings: PlanSettings) -> list[Bucket]:
-    return data.bucketing.buckets(settings.micro_rows // settings.devices)

@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 
 from tpukit.errors import TpukitError
 from tpukit.hardware.backend import TorchOps
-from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing, BucketPlan
 from tpukit.tasks.summarize.data.dataset import collate_tokens
-from tpukit.tasks.summarize.data.packing import PackedPlan, evaluation_packs, packed_shape
+from tpukit.tasks.summarize.data.packing import (
+    PackedPlan,
+    RowShape,
+    SetSizes,
+    evaluation_packs,
+    packed_shape,
+)
 from tpukit.tasks.summarize.data.token_cache import SampleSizes
 from tpukit.tasks.summarize.generate import write_dialogues
 from tpukit.tasks.summarize.task import SummarizeTask
@@ -31,9 +36,9 @@ def sizes_like_samsum(count=4000):
     return sizes_of(lengths, targets)
 
 
-def plan_of(sizes, batch, micro_rows, devices):
+def plan_of(sizes, batch, micro_rows, devices, *, packed=True):
     settings = PlanSettings(batch, micro_rows, devices, 0, compiles=True)
-    shape = packed_shape(Bucketing.of(sizes, None, 8), settings)
+    shape = packed_shape(SetSizes.of(sizes), settings, packed=packed)
     return PackedPlan(sizes, shape, settings)
 
 
@@ -49,6 +54,7 @@ def require_room(micro, sizes, devices):
         for count in share.counts:
             row = [next(keys) for _ in range(count)]
             assert sum(sizes.lengths[key.sample] for key in row) <= shape.length
+            assert shape.packed or count <= 1
 
 
 @settings(deadline=None, max_examples=60)
@@ -56,10 +62,11 @@ def require_room(micro, sizes, devices):
     samples=st.lists(st.tuples(st.integers(2, 300), st.integers(1, 90)), min_size=8, max_size=60),
     micro_rows=st.sampled_from([8, 16, 24]),
     devices=st.sampled_from([1, 2, 8]),
+    packed=st.booleans(),
 )
-def test_every_sample_is_in_its_step_once_and_fits(samples, micro_rows, devices):
+def test_every_sample_is_in_its_step_once_and_fits(samples, micro_rows, devices, packed):
     sizes = sizes_of(*zip(*samples, strict=True))
-    plan = plan_of(sizes, 24, micro_rows, devices)
+    plan = plan_of(sizes, 24, micro_rows, devices, packed=packed)
     keys = []
     for step in range(math.ceil(plan.steps_per_epoch())):
         for micro in plan.step(step):
@@ -76,30 +83,22 @@ def test_every_sample_is_in_its_step_once_and_fits(samples, micro_rows, devices)
 
 @pytest.mark.parametrize(("micro_rows", "devices"), [(256, 8), (64, 8), (16, 1)])
 def test_little_is_padding_and_steps_keep_their_samples(micro_rows, devices):
-    """On eight devices buckets leave rows empty."""
     sizes = sizes_like_samsum()
-    packed = plan_of(sizes, 256, micro_rows, devices)
-    buckets = Bucketing.of(sizes, None, 8).buckets(micro_rows // devices)
-    settings = PlanSettings(256, micro_rows, devices, 0, compiles=True)
-    bucketed = BucketPlan(sizes, buckets, settings)
-    places = {}
-    for name, plan in (("packed", packed), ("bucketed", bucketed)):
-        micro_batches = [micro for step in range(20) for micro in plan.step(step)]
-        places[name] = sum(m.rows * m.shape.length for m in micro_batches)
-        tokens = sum(int(sizes.lengths[k.sample]) for m in micro_batches for k in m.keys)
-    assert tokens / places["packed"] > 0.9
-    assert places["packed"] < places["bucketed"]
+    packed, padded = (plan_of(sizes, 256, micro_rows, devices, packed=p) for p in (True, False))
+    micro_batches = [micro for step in range(20) for micro in packed.step(step)]
+    tokens = sum(int(sizes.lengths[k.sample]) for m in micro_batches for k in m.keys)
+    assert tokens > 0.9 * sum(m.rows * m.shape.length for m in micro_batches)
     # One more micro-batch than planned, where one was planned, is another program.
     assert {len(packed.step(step)) for step in range(100)} == {256 // micro_rows}
     for step in range(5):
-        one, other = ({k for m in p.step(step) for k in m.keys} for p in (packed, bucketed))
+        one, other = ({k for m in p.step(step) for k in m.keys} for p in (packed, padded))
         assert one == other
 
 
 def test_a_full_last_row_loses_no_sample():
     samples = [{"tokens": np.arange(n), "targets": 1} for n in (3, 4, 2)]
     keys = tuple(SampleKey(0, i) for i in range(3))
-    micro = MicroBatch(keys, 2, Bucket(8, 2, 8), counts=(2, 1))
+    micro = MicroBatch(keys, 2, RowShape(8, 2, 8), counts=(2, 1))
     batch = collate_tokens(samples, micro)
     assert batch["tokens"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
     assert batch["starts"].tolist() == [[0, 0, 0, 3, 3, 3, 3, 7], [0, 0, 2, 3, 4, 5, 6, 7]]

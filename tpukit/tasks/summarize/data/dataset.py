@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tpukit.hardware.backend import Batch
-from tpukit.tasks.summarize.data.buckets import Bucket, Bucketing
+from tpukit.tasks.summarize.data.packing import RowShape, SetSizes
 from tpukit.tasks.summarize.data.token_cache import SampleSizes, TokenCache
 from tpukit.train.task import VALIDATION_EPOCH, MicroBatch, Sample, SampleKey
 
@@ -21,14 +21,14 @@ class SizedSamples(Protocol):
     """Samples whose lengths are known without reading them."""
 
     sizes: SampleSizes
-    bucketing: Bucketing
+    set_sizes: SetSizes
 
 
 class TokenSamples:
     """Some samples of a token cache (a SampleSource): `tokens` (length,) and `targets`."""
 
     def __init__(
-        self, cache: TokenCache, indices: Array, bucketing: Bucketing, *, whole: bool = False,
+        self, cache: TokenCache, indices: Array, set_sizes: SetSizes, *, whole: bool = False,
         pairs: bool = False,
     ) -> None:  # fmt: skip
         """whole: all tokens but the first are targets, the prompt's too.
@@ -38,7 +38,7 @@ class TokenSamples:
         self.whole = whole
         self.pairs = pairs
         self.sizes = sample_sizes(cache, indices, whole=whole)
-        self.bucketing = bucketing
+        self.set_sizes = set_sizes
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -118,8 +118,8 @@ def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
     begins. pairs, of pairs alone: (devices, targets), the number of a target's pair on its device,
     from 1, negative in the rejected completion; 0 where a place is not used.
     """
-    shape, is_packed = micro.shape, micro.counts is not None
-    assert isinstance(shape, Bucket)
+    shape = micro.shape
+    assert isinstance(shape, RowShape)
     tokens = np.zeros((micro.rows, shape.length), np.int64)
     # What only fills a row attends to itself.
     starts = np.tile(np.arange(shape.length), (micro.rows, 1))
@@ -127,7 +127,7 @@ def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
     mask = np.zeros(micro.rows, np.float32)
     # A rank without samples of its own is given one that must not count.
     remaining = iter(samples[: len(micro.keys)])
-    for row, count in enumerate(micro.counts or [1] * micro.rows):
+    for row, count in enumerate(micro.counts or ()):
         device, row_of_device = divmod(row, shape.rows)
         start = 0
         for _, sample in zip(range(count), remaining, strict=False):
@@ -141,20 +141,18 @@ def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
             mask[row] = 1.0
     has_pairs = "rejected_at" in samples[0]
     arrays = {"tokens": tokens, "mask": mask, "wanted": targets.wanted, "labels": targets.labels}
-    arrays |= {"starts": starts} if is_packed or has_pairs else {}
+    arrays |= {"starts": starts} if shape.packed or has_pairs else {}
     arrays |= {"pairs": targets.pairs} if has_pairs else {}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def example_batch(
-    shape: Bucket, devices: int, vocabulary: int, packed: int | None = None, *, pairs: bool = False
-) -> Batch:
-    """A full batch of a shape, of synthetic data; packed: the number of samples of each row."""
-    rows, each = shape.rows * devices, packed or 1
+def example_batch(shape: RowShape, devices: int, vocabulary: int, *, pairs: bool = False) -> Batch:
+    """A full batch of a shape, of synthetic data, two samples to a packed row."""
+    rows, each = shape.rows * devices, 1 + shape.packed
     length = shape.length // each
     targets = min(max(1, shape.targets // (each * shape.rows)), length - 1)
     sample = {"tokens": np.arange(length) % vocabulary, "targets": targets}
     sample |= {"rejected_at": length - targets // 2} if pairs else {}
     keys = (SampleKey(VALIDATION_EPOCH, 0),) * (each * rows)
-    counts = None if packed is None else (packed,) * rows
-    return collate_tokens([sample] * len(keys), MicroBatch(keys, rows, shape, counts=counts))
+    micro = MicroBatch(keys, rows, shape, counts=(each,) * rows)
+    return collate_tokens([sample] * len(keys), micro)

@@ -12,11 +12,10 @@ import numpy as np
 
 from tpukit.errors import ConfigError
 from tpukit.io.ranges import SEED, Range, range_problems, setting
-from tpukit.tasks.summarize.data.buckets import choose_lengths
 
 Array = np.ndarray[Any, Any]
 MAX_NEW_TOKENS = 100
-POSITION_STEP = 32
+POSITION_STEP, LENGTH_STEP = 32, 8
 PREFILL_LENGTHS = 8
 """Different lengths of a prefill: each is a graph of its own where graphs are compiled."""
 BATCHES_PER_CHUNK = 8
@@ -132,6 +131,8 @@ def plan_generation(
     batch_size = -(-min(batch_size, -(-len(ordered) // ranks) * beams) // devices) * devices
     size = max(min(BATCHES_PER_CHUNK * batch_size, -(-len(ordered) // ranks)), 1)
     chunks = [ordered[start : start + size] for start in range(0, len(ordered), size)]
-    return GenerationPlan(
-        chunks, choose_lengths(lengths, PREFILL_LENGTHS, int(lengths.max())), batch_size
-    )
+    # As many prompts for each of the lengths of a prefill.
+    parts = np.arange(1, PREFILL_LENGTHS + 1) / PREFILL_LENGTHS
+    longest = -(-np.quantile(lengths, parts, method="higher") // LENGTH_STEP) * LENGTH_STEP
+    prefill_lengths = np.unique(np.minimum(longest, lengths.max())).astype(int).tolist()
+    return GenerationPlan(chunks, prefill_lengths, batch_size)
