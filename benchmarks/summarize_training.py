@@ -71,7 +71,7 @@ def run_tpukit(name: str, batch: int, limit: int | None, rows: int) -> dict:
     from tpukit.train.task import PlanSettings
 
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
-    data = ListedSamples([Example(list(t), n) for t, n in make_samples()], 8)
+    data = ListedSamples([Example(list(t), n) for t, n in make_samples()])
     task = SummarizeTask(init="scratch").for_probing()
     task.shape = shape_of(make_transformers(name).config, CONTEXT)
     learner = build_learner(task, backend, task.build_model(backend), TrainConfig(lr=1e-4))

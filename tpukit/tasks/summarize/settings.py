@@ -57,8 +57,8 @@ class SummarizeConfig:
     """Weights to start from: a directory, a name on the hub, or `scratch`. None: the hub's weights
     for a named size, from scratch for a custom one."""
     tokenizer: str | None = None
-    """`gpt2`, `train`, or a `.tiktoken` or `tokenizer.json` file. None: the `tokenizer.json` in the
-    directory of `init` where there is one, else `gpt2`."""
+    """`gpt2`, `train`, a `.tiktoken` or `tokenizer.json` file, or a model's directory. None: that
+    of `init` where it has a tokenizer, else `gpt2`."""
     vocabulary_size: int = setting(4096, Range(300, 2**20))
     """Tokens of a trained tokenizer."""
     prompt_column: str = "dialogue"

@@ -27,7 +27,11 @@ from tpukit.tasks.summarize.data.dataset import (
     sample_sizes,
     split_indices,
 )
-from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
+from tpukit.tasks.summarize.data.hub_tokenizer import (
+    HubTokenizer,
+    has_tokenizer,
+    tokenizer_from_bytes,
+)
 from tpukit.tasks.summarize.data.packing import (
     PackedPlan,
     RowShape,
@@ -145,8 +149,7 @@ class SummarizeTask(Task):
         name = self.config.tokenizer
         if not name:
             weights = self._weights_folder()
-            beside = Path(weights or "") / "tokenizer.json"
-            name = str(beside) if weights and beside.is_file() else "gpt2"
+            name = weights if weights and has_tokenizer(Path(weights)) else "gpt2"
         if name == "train":
             columns = self.config.style.columns
             return trained_tokenizer(self.train_file, self.config.vocabulary_size, columns)

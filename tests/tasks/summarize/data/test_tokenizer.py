@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tpukit.errors import DataError
 from tpukit.tasks.summarize.data import tokenizer_choice as module
-from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
+from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.summarize.data.tokenizer import END_OF_TEXT, Tokenizer, first_tokens
 from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
 from tpukit.tasks.summarize.data.tokenizer_json import tokenizer_json
@@ -34,10 +34,27 @@ def test_any_text_comes_back_and_is_cut_as_the_tokenizers_library_cuts_it(
 def test_files_round_trip(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "a.tiktoken").write_bytes(tokenizer.to_bytes())
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(tokenizer))
+    assert load_tokenizer(str(tmp_path / "a.tiktoken")).to_bytes() == tokenizer.to_bytes()
+    text = "Ann: it's 5 o'clock, isn't it? 😀\r\n  Bob:  <|endoftext|>"
     for name in ("a.tiktoken", "tokenizer.json", "."):
         read = load_tokenizer(str(tmp_path / name))
-        assert read.to_bytes() == tokenizer.to_bytes()
         assert read.vocabulary_size == tokenizer.vocabulary_size == 512
+        assert read.encode(text) == tokenizer.encode(text) and read.ends == tokenizer.ends
+        assert read.decode([*tokenizer.encode(text), tokenizer.end, 1]) == text
+
+
+def test_a_directory_without_a_tokenizer_json_is_converted(tmp_path, tokenizer):  # type: ignore[no-untyped-def]
+    """Vocabulary and merges, as GPT-2's first files."""
+    whole = json.loads(tokenizer_json(tokenizer))
+    (tmp_path / "vocab.json").write_text(json.dumps(whole["model"]["vocab"]))
+    merges = ["#version: 0.2", *map(" ".join, whole["model"]["merges"])]
+    (tmp_path / "merges.txt").write_text("\n".join(merges))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    read = load_tokenizer(str(tmp_path))
+    text = "Ann: it's 5 o'clock <|endoftext|>"
+    assert read.encode(text) == tokenizer.encode(text) and read.end == tokenizer.end
+    again = tokenizer_from_bytes(read.to_bytes(), "the run")
+    assert again.encode(text) == tokenizer.encode(text)
 
 
 def test_transformers_loads_what_is_exported(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -83,12 +100,13 @@ def test_a_long_text_is_read_no_further_than_needed(tokenizer: Tokenizer) -> Non
     [
         ("x.tiktoken", b"not base64 at all", "line 1"),
         ("x.tiktoken", b"YQ== 0\n", "255 of the 256"),
-        ("x.json", b"{}", "byte-level BPE"),
-        ("x.json", b'{"model": {"vocab": {"\xe2\x96\x81a": 0}, "merges": []}}', "byte alphabet"),
+        ("x.json", b"{}", "Cannot read the tokenizer of .*x.json"),
+        (".", b"", "Cannot read the tokenizer of "),
     ],
 )
 def test_what_is_no_tokenizer(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    (tmp_path / name).write_bytes(content)
+    if name != ".":
+        (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         load_tokenizer(str(tmp_path / name))
 

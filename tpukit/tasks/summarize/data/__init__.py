@@ -1,1 +1,1 @@
-"""Dialogues as tokens: CSV files, tokenizers, the token cache, length buckets."""
+"""Dialogues as tokens: CSV files, tokenizers, the token cache, packed rows."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -13,11 +14,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.summarize.data.tokenizer import Tokenizer
+from tpukit.tasks.summarize.data.tokenizer import END_OF_TEXT, Tokenizer
 
 Array = np.ndarray[Any, Any]
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json",
          "generation_config.json", "special_tokens_map.json")  # fmt: skip
+OTHER_FILES = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+"""Files of tokenizers without a tokenizer.json, which transformers converts."""
 DATE = date(2024, 7, 26)
 """Today for templates that ask, the default of Llama 3's: the same tokens each day."""
 PLACE = "\u2009\u2042{}\u2042\u2009"
@@ -52,22 +55,22 @@ class HubTokenizer:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """A tokenizer.json, with what lies beside it. Raises `DataError` where there is none, or
-        not all of its parts."""
-        folder = path.parent
+        """A tokenizer.json with what lies beside it, or a directory of any tokenizer that
+        transformers reads. Raises `DataError` where there is none, or not all of its parts."""
+        folder = path if path.is_dir() else path.parent
         try:
-            files = {
-                name: (folder / name).read_text(encoding="utf-8")
-                for name in FILES
-                if (folder / name).is_file()
-            }
-            files["tokenizer.json"] = path.read_text(encoding="utf-8")
+            files = _texts(folder)
+            if path != folder:
+                files["tokenizer.json"] = path.read_text(encoding="utf-8")
+            elif "tokenizer.json" not in files:
+                files |= _converted(folder)
             made = cls(files, str(folder))
             _ = made._whole, made._settings
         except Exception as error:  # the tokenizers library raises plain ones
+            cause = str(error).partition("\n")[0].rstrip(".")
             raise DataError(
-                f"Cannot read the tokenizer of {folder}: {error}.",
-                "Give a directory with tokenizer.json and tokenizer_config.json.",
+                f"Cannot read the tokenizer of {path}: {cause}.",
+                "Give a .tiktoken or tokenizer.json file, or the directory of a model.",
             ) from error
         return made
 
@@ -126,7 +129,7 @@ class HubTokenizer:
         named = self._settings.get("eos_token") or self._settings.get("eos_token_id")
         named = named[0] if isinstance(named, list) else named
         text = named["content"] if isinstance(named, dict) else named
-        found = self._whole.token_to_id(text) if isinstance(text, str) else text
+        found = self._whole.token_to_id(text or END_OF_TEXT) if not isinstance(text, int) else text
         if found is None:
             raise DataError(
                 f"{self.source} names no end token.",
@@ -256,6 +259,24 @@ class HubTokenizer:
                 "Leave `chat` out, or give weights that were trained to chat.",
             )
         return GENERATION.sub(lambda m: f"{m[1]}{'endif' if m[2] else 'if true'}", str(template))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("tokenizer.json", *OTHER_FILES))
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    there = [name for name in FILES if (folder / name).is_file()]
+    return {name: (folder / name).read_text(encoding="utf-8") for name in there}
+
+
+def _converted(folder: Path) -> dict[str, str]:
+    """The files of a tokenizer that has no tokenizer.json, as transformers converts it."""
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as made:
+        AutoTokenizer.from_pretrained(folder, local_files_only=True).save_pretrained(made)
+        return _texts(Path(made))
 
 
 def tokenizer_from_bytes(content: bytes, source: str) -> Tokenizer | HubTokenizer:

@@ -16,11 +16,7 @@ from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.summarize.data.rows import DIALOGUES, Columns, read_rows
 from tpukit.tasks.summarize.data.token_cache import file_digest
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
-from tpukit.tasks.summarize.data.tokenizer_json import (
-    cuts_otherwise,
-    from_tokenizer_json,
-    pre_tokenizer,
-)
+from tpukit.tasks.summarize.data.tokenizer_json import byte_ranks, pre_tokenizer
 
 DOWNLOAD_SECONDS = 60
 BRING_A_FILE = (
@@ -49,24 +45,19 @@ def trained_tokenizer(
 
 
 def load_tokenizer(name: str) -> Tokenizer | HubTokenizer:
-    """`gpt2`, or a local `.tiktoken` or `tokenizer.json` file. Raises `DataError`."""
+    """`gpt2`, a .tiktoken or tokenizer.json file, or a model's directory. Raises `DataError`."""
     if name == "gpt2":
         return _gpt2()
     path = Path(name)
-    if path.is_dir():
-        path = path / "tokenizer.json"
     try:
-        content = require_regular(path).read_bytes()
+        if path.suffix == ".tiktoken":
+            return Tokenizer.from_bytes(require_regular(path).read_bytes(), name)
+        return HubTokenizer.read(path if path.is_dir() else require_regular(path))
     except OSError as error:
         raise DataError(
             f"No tokenizer at {path}: {error.strerror}.",
-            "--tokenizer takes gpt2, train, or a .tiktoken or tokenizer.json file.",
+            "--tokenizer takes gpt2, train, a .tiktoken or tokenizer.json file, or a directory.",
         ) from error
-    if path.suffix == ".json" and cuts_otherwise(content):
-        return HubTokenizer.read(path)
-    if path.suffix == ".json":
-        return from_tokenizer_json(content, str(path))
-    return Tokenizer.from_bytes(content, str(path))
 
 
 def _gpt2() -> Tokenizer:
@@ -101,4 +92,5 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
         show_progress=False,
     )
     trained.train_from_iterator(iter(texts), trainer)
-    return from_tokenizer_json(trained.to_str().encode(), "the trained tokenizer")
+    ranks = byte_ranks(trained.get_vocab())
+    return Tokenizer(ranks, len(ranks))

@@ -1,75 +1,15 @@
-"""Hugging Face's tokenizer.json, read and written."""
+"""A byte-level BPE as Hugging Face's tokenizer.json."""
 
-import json
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
-from tpukit.errors import DataError
-from tpukit.tasks.summarize.data.tokenizer import (
-    END_OF_TEXT,
-    GPT2_PATTERN,
-    Tokenizer,
-    require_all_bytes,
-)
+from tpukit.tasks.summarize.data.tokenizer import END_OF_TEXT, GPT2_PATTERN, Tokenizer
 
 
-def from_tokenizer_json(content: bytes, source: str) -> Tokenizer:
-    """Reads a tokenizer.json. Raises `DataError` where it is not a byte-level BPE."""
-    try:
-        return _read(json.loads(content), source)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(
-            f"{source} is not a byte-level BPE tokenizer.json.",
-            "Give the tokenizer.json of a GPT-2 model, or a .tiktoken file.",
-        ) from error
-
-
-def cuts_otherwise(content: bytes) -> bool:
-    """Whether a tokenizer.json has other rules than GPT-2's, adds tokens to texts, or has more
-    special tokens."""
-    try:
-        parsed = json.loads(content)
-        rules, added = parsed["pre_tokenizer"] or {}, parsed.get("added_tokens") or []
-        *cuts, last = rules.get("pretokenizers", [rules])
-        patterns = [(cut.get("pattern") or {}).get("Regex") for cut in cuts]
-        after = parsed.get("post_processor") or last
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return False
-    known = patterns == ([] if last.get("use_regex", True) else [GPT2_PATTERN])
-    known = known and last.get("type") == "ByteLevel" and not last.get("add_prefix_space")
-    adds = parsed.get("normalizer") or after.get("type") != "ByteLevel"
-    return not known or bool(adds) or not {token["content"] for token in added} <= {END_OF_TEXT}
-
-
-def _read(parsed: Mapping[str, Any], source: str) -> Tokenizer:
-    added = {token["content"]: token["id"] for token in parsed.get("added_tokens") or []}
-    vocabulary = {**parsed["model"]["vocab"], **added}
-    merges = [m.split(" ") if isinstance(m, str) else m for m in parsed["model"]["merges"]]
-    end = int(vocabulary.pop(END_OF_TEXT, max(vocabulary.values()) + 1))
-    ranks = {
-        _to_raw_bytes(token, source): rank
-        for token, rank in sorted(vocabulary.items(), key=lambda item: item[1])
-    }
-    require_all_bytes(ranks, source)
-    # tiktoken merges by rank.
-    ids = [vocabulary["".join(pair)] for pair in merges]
-    if any(later < earlier for earlier, later in pairwise(ids)):
-        raise DataError(
-            f"{source}: its ids are not in the order of its merges.",
-            "tpukit reads tokenizers whose ids grow with the merges, as GPT-2's do.",
-        )
-    return Tokenizer(ranks, end)
-
-
-def _to_raw_bytes(token: str, source: str) -> bytes:
-    try:
-        return bytes(_BYTE_OF_CHARACTER[character] for character in token)
-    except KeyError as error:
-        raise DataError(
-            f"{source}: token {token!r} is not written in the byte alphabet of GPT-2.",
-            "tpukit needs a byte-level BPE such as GPT-2's.",
-        ) from error
+def byte_ranks(vocabulary: Mapping[str, int]) -> dict[bytes, int]:
+    """Tokens in GPT-2's byte alphabet as bytes, in the order of their numbers."""
+    ordered = sorted(vocabulary.items(), key=lambda item: item[1])
+    return {bytes(map(_BYTE_OF_CHARACTER.__getitem__, token)): rank for token, rank in ordered}
 
 
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]

@@ -17,7 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.summarize.data.hub_tokenizer import HubTokenizer
+from tpukit.tasks.summarize.data.hub_tokenizer import OTHER_FILES, HubTokenizer
 from tpukit.tasks.summarize.data.tokenizer import Tokenizer
 from tpukit.tasks.summarize.model.lean import ATTENTION
 from tpukit.tasks.summarize.model.sizes import named_sizes, parse_model_size
@@ -190,7 +190,7 @@ def download(name: str) -> Path:
         return Path(
             snapshot_download(
                 named_sizes().get(name, {}).get("hub", name),
-                allow_patterns=["*.json", "*.safetensors", "*.jinja"],
+                allow_patterns=["*.json", "*.safetensors", "*.jinja", *OTHER_FILES, "merges.txt"],
                 ignore_patterns=["consolidated*"],  # the same weights again
             )
         )
