@@ -192,6 +192,7 @@ def test_a_tighter_cache_goes_on_alike(pair, monkeypatch):  # type: ignore[no-un
 
     monkeypatch.setattr(BatchDecoder, "keep", noted)
     monkeypatch.setattr(continuous_batching, "WORTH_TIGHTENING", 0.99)
+    monkeypatch.setattr(plan_generation.__module__ + ".POSITION_STEP", 8)
     decoding = Decoding(max_new_tokens=50)
     made = generate(ours, prompts, decoding, batch_size=5)
     assert made == theirs_one_by_one(theirs, prompts, do_sample=False, max_new_tokens=50)
