@@ -355,7 +355,7 @@ def _explain(error: Exception) -> tuple[str, str | None, str]:
 
     Of a user's own code the method and the line are named.
     """
-    from tpukit.probe.logs.matching import explain_exception
+    from tpukit.probe.logs.explain import explain_exception
     from tpukit.train.user_code import cause_line, task_failure
 
     failure = task_failure(error)
@@ -370,7 +370,9 @@ def _explain(error: Exception) -> tuple[str, str | None, str]:
         return f"{error.filename}: {error.strerror}.", "Name another path.", "file"
     known = explain_exception(error) if hint is None else None
     if known is not None:
-        hint, error_id = f"{known.cause} {known.fix}", known.id
+        hint = f"{known.cause} {known.fix}"
+        # A family of exceptions says less of what failed than the id that it has.
+        error_id = known.id if known.entry.match or known.entry.regex else error_id
     if file is not None or hint is None:
         place = f"The traceback is in {file}." if file else "Add --debug for the traceback."
         hint = f"{hint} {place}" if hint else place

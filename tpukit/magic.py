@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +20,14 @@ from tpukit.commands.output import RESULT_VARIABLE
 from tpukit.commands.reports.inline import notebook_display, show_result
 from tpukit.errors import TpukitError
 from tpukit.io.notebook import FOLLOWER_VARIABLE
+from tpukit.io.recorder import RECORD_VARIABLE
+from tpukit.io.recorder.record import append_record
 
 KILLING_PRESS = 3
 """The press of the stop button that ends a command without waiting for its checkpoint."""
 ERROR_LINES = ("Error: ", "Usage: ")
 """How the lines begin with which a command ends when it fails."""
+RECORD = "exception.jsonl"
 WITHIN_ERROR = (" ", "\n", "Try ")
 """How the lines that may follow these begin."""
 
@@ -53,7 +57,8 @@ def run_line(line: str) -> None:
     with tempfile.TemporaryDirectory(prefix="tpukit-cell-") as folder:
         result, display = Path(folder, "result.json"), notebook_display()
         is_foreign = line.split()[:1] == ["run"]
-        process = _start(line, result if display and not is_foreign else None)
+        failed = _last_exception(Path(folder)) if line.split()[-2:] == ["--explain", "-"] else None
+        process = _start(line, result if display and not is_foreign else None, failed)
         with process, _interrupts_passed_on(process):
             error = _print_all(process) if is_foreign else _print_lines(process.stdout or ())
         if result.is_file() and not line.startswith("data "):  # its lines say everything
@@ -63,8 +68,20 @@ def run_line(line: str) -> None:
     print(*error, sep="", end="")
 
 
-def _start(line: str, result: Path | None) -> subprocess.Popen[str]:
-    """The command; with `result` it leaves out what that file's tables show."""
+def _last_exception(folder: Path) -> Path | None:
+    """The traceback of the last cell that failed, beside the record of its values."""
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        return None
+    append_record(str(folder / RECORD), error)
+    failed = folder / "traceback.txt"
+    failed.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+    return failed
+
+
+def _start(line: str, result: Path | None, given: Path | None = None) -> subprocess.Popen[str]:
+    """The command; with `result` it leaves out what that file's tables show, with `given` it reads
+    that file as its standard input."""
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -74,8 +91,10 @@ def _start(line: str, result: Path | None) -> subprocess.Popen[str]:
         env={**os.environ, **({RESULT_VARIABLE: str(result)} if result else {}),
              "PYTHONIOENCODING": "utf-8",
              # A training saves and ends when the kernel has ended.
-             FOLLOWER_VARIABLE: str(os.getpid())},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+             FOLLOWER_VARIABLE: str(os.getpid()),
+             **({RECORD_VARIABLE: str(given.with_name(RECORD))} if given else {})},
+        stdin=given.open() if given else subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         encoding="utf-8", errors="replace",
         # The kernel's interrupt goes to its whole process group, and to this one through us.
         start_new_session=True,

@@ -72,6 +72,35 @@ def test_the_program_has_its_own_environment_and_a_success_says_nothing(tmp_path
     assert (code, out, err) == (0, f"{[given.get(name) for name in names]}\n", "")
 
 
+def test_values_around_an_exception_are_read_and_the_platforms_module_still_runs(tmp_path):
+    script, others = tmp_path / "train.py", tmp_path / "others"
+    others.mkdir()
+    (others / "sitecustomize.py").write_text(
+        "import os\nif 'TPUKIT_RECORD' in os.environ: print('the platform')"
+    )
+    script.write_text("row = {'img': 1}\nprint(row['image'])")
+    code, out, err = run(
+        "--log", tmp_path / "log", "--", sys.executable, script, env={"PYTHONPATH": str(others)}
+    )
+    assert (code, out) == (1, "the platform\n")
+    assert "`row` in train.py:2 has `img`, and no `image`." in " ".join(err.split())
+
+
+def test_a_thread_that_raises_is_reported_where_the_command_succeeds(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import threading\n"
+        "def load():\n    raise IndexError('no batch 3')\n"
+        "threads = [threading.Thread(target=load, name='loader')]\n"
+        "threads[0].start(); threads[0].join()\n"
+        "for step in range(5): print('step', step)\n"
+    )
+    code, out, err = run("--json", "--log", tmp_path / "log", "--", sys.executable, script)
+    told = json.loads(out.splitlines()[-1])
+    assert code == 0 and told["ok"] and told["explanations"][0]["id"] == "index-too-high"
+    assert "ended with exit code 0, but not loader" in err and "First cause" in err
+
+
 def test_a_killed_command(tmp_path):
     code, out, err = run(
         "--json", "--log", tmp_path / "log", "--", "sh", "-c", "echo a; kill -9 $$"

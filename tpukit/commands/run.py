@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,9 +20,12 @@ from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.reports.explanation import explain_named, explanation_lines, fields_of
 from tpukit.errors import ConfigError
 from tpukit.io.folders import cache_folder
+from tpukit.io.recorder import recording_environment
 from tpukit.io.relay import OutputLog, Relay
 from tpukit.io.secrets import without_secrets
 from tpukit.io.units import format_duration, parse_duration
+from tpukit.probe.logs import ExplainedLog
+from tpukit.probe.logs.place.live import is_uncaught, read_records
 
 app = typer.Typer()
 
@@ -69,7 +72,7 @@ def run_command(
     output = Output(as_json=json)
     recorded = Recorded(command, OutputLog(log or _log_in_cache(command)), notify)
     try:
-        relay = Relay(command, recorded.log)
+        relay = Relay(command, recorded.log, recording_environment(recorded.record))
     except OSError as error:
         raise ConfigError(
             f"{command[0]}: cannot be run ({error.strerror}).", "Name a program, as after a prompt."
@@ -88,6 +91,8 @@ class Recorded:
     log: OutputLog
     notify: str | None
     started: float = field(default_factory=time.monotonic)
+    record: Path = field(default_factory=lambda: _runs_folder() / f"{os.getpid()}.jsonl")
+    """What its Python programs record of exceptions that they do not catch."""
 
     def report_silence(self, process: int, silent: float) -> None:
         """Says that the command may hang, and what its log shows."""
@@ -103,22 +108,38 @@ class Recorded:
         if self.log.lost is not None:
             _say(f"tpukit run: the log {self.log.path} is incomplete: {self.log.lost}.")
         if code == 0:
-            return self._result("succeeded", 0)
+            return self._report_threads()
         how = f"was ended by {name}" if name else f"ended with exit code {code}"
         event = "stopped" if is_stopped else "killed" if name else "failed"
         return self._report(event, code if code > 0 else 128 - code, how)
 
+    def _report_threads(self) -> dict[str, Any]:
+        """Says which threads of a command that succeeded did not: it went on without them."""
+        records = [record for record in read_records(self.record) if record.thread]
+        if not records:
+            return self._result("succeeded", 0)
+        log = explain_named(str(self.log.path), EXPLAIN_SECONDS, records=records)
+        of_threads = [replace(e, role="cause") for e in log.explanations if is_uncaught(e, records)]
+        log = replace(log, explanations=of_threads)
+        threads = ", ".join(record.thread for record in records)
+        return self._say_all("succeeded", 0, f"ended with exit code 0, but not {threads}", log)
+
     def _report(self, event: str, code: int | None, what: str) -> dict[str, Any]:
+        log = None
+        if event != "stopped":
+            records = read_records(self.record)
+            log = explain_named(str(self.log.path), EXPLAIN_SECONDS, records=records)
+        return self._say_all(event, code, what, log)
+
+    def _say_all(
+        self, event: str, code: int | None, what: str, log: ExplainedLog | None
+    ) -> dict[str, Any]:
         after = format_duration(time.monotonic() - self.started)
         _say(f"tpukit run: {shlex.join(self.command)} {what}, {after} after its start.")
         _say(f"  Output: {self.log.path}")
-        found: dict[str, Any] = {}
-        if event != "stopped":
-            log = explain_named(str(self.log.path), EXPLAIN_SECONDS)
-            found = fields_of(log)
-            for line in explanation_lines(log):
-                _say(line)
-        return self._result(event, code, found)
+        for line in explanation_lines(log) if log else ():
+            _say(line)
+        return self._result(event, code, fields_of(log) if log else {})
 
     def _result(
         self, event: str, code: int | None, found: dict[str, Any] | None = None
@@ -130,6 +151,8 @@ class Recorded:
         }  # fmt: skip
         if self.notify:
             _call(self.notify, result)
+        if event != "silent":
+            self.record.unlink(missing_ok=True)
         return result
 
 
@@ -160,12 +183,18 @@ def _activity(process: int) -> str:
     return "its processes are not visible"
 
 
-def _log_in_cache(command: Sequence[str]) -> Path:
-    """A new file in the cache folder, of which the oldest logs are removed."""
+def _runs_folder() -> Path:
     folder = cache_folder() / "runs"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(OSError):
         folder.chmod(0o700)  # output may hold secrets, and older versions made it for all
+    return folder
+
+
+def _log_in_cache(command: Sequence[str]) -> Path:
+    """A new file in the cache folder, of which the oldest logs are removed."""
+    folder = _runs_folder()
+    with suppress(OSError):
         for old in sorted(folder.glob("*.log"))[: -KEPT_LOGS + 1]:
             old.unlink()
     name = "".join(c if c.isalnum() else "-" for c in Path(command[0]).name)[:40]

@@ -14,7 +14,7 @@ import termios
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -43,7 +43,9 @@ class Relay:
     has a process group of its own.
     """
 
-    def __init__(self, command: Sequence[str], log: OutputLog) -> None:
+    def __init__(
+        self, command: Sequence[str], log: OutputLog, env: Mapping[str, str] | None = None
+    ) -> None:
         """Starts the command. Raises OSError where it cannot be started."""
         self.log = log
         self.returncode: int | None = None
@@ -64,7 +66,7 @@ class Relay:
         try:
             self.process = subprocess.Popen(
                 command, stdout=ends[0], stderr=ends[1], preexec_fn=prepare,  # noqa: PLW1509 - no thread yet
-                process_group=0 if self._is_group else None,
+                process_group=0 if self._is_group else None, env=env,
             )  # fmt: skip
         except OSError:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)

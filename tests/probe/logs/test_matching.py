@@ -18,8 +18,9 @@ from tpukit.errors import DataError
 from tpukit.hardware.memory import is_out_of_memory_text
 from tpukit.io.secrets import without_secrets
 from tpukit.knowledge.error_table import known_errors, read_known_errors
+from tpukit.probe.logs.explain import explain_exception
 from tpukit.probe.logs.explanations import fill, logged_bytes
-from tpukit.probe.logs.matching import explain_exception, explain_text
+from tpukit.probe.logs.matching import explain_text
 
 ENTRIES = {entry.id: entry for entry in known_errors()}
 

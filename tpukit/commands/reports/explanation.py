@@ -10,17 +10,23 @@ from tpukit.io.secrets import without_secrets
 from tpukit.knowledge.error_table import ROLES, Role, read_known_errors
 from tpukit.probe.logs import ExplainedLog, explain_log, open_log
 from tpukit.probe.logs.explanations import Explanation, shorten
+from tpukit.probe.logs.place.live import Uncaught, given_records
 
 _SHOWN: dict[Role, int] = {"cause": 3, "consequence": 2, "warning": 2, "harmless": 0}
 """Maximum number that is shown in full, so that a report fits on a screen."""
 _MOST_NAMED = 6
 _WIDTH = 200
+_WHY = 500
+_DO = 400
+"""Characters that are shown of a cause and of its advice: with the heading and the source twelve
+lines of a hundred columns. --json has all."""
+_SENTENCE = re.compile(r"(?<=[.;]) (?=[A-Z`])")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: Output) -> int:
     """Prints the explanations of a log, or that it has no known error; the exit code."""
-    log = explain_named(name, seconds, knowledge)
+    log = explain_named(name, seconds, knowledge, given_records() if name == "-" else ())
     for line in explanation_lines(log):
         output.text(line)
     output.result({
@@ -30,9 +36,11 @@ def explain_file(name: str, knowledge: Sequence[Path], seconds: float, output: O
     return int(log.has_error)
 
 
-def explain_named(name: str, seconds: float, knowledge: Sequence[Path] = ()) -> ExplainedLog:
+def explain_named(
+    name: str, seconds: float, knowledge: Sequence[Path] = (), records: Sequence[Uncaught] = ()
+) -> ExplainedLog:
     """The explanations of a log, by the package's table and the user's own files."""
-    return explain_log(open_log(name, seconds), read_known_errors(knowledge))
+    return explain_log(open_log(name, seconds), read_known_errors(knowledge), records)
 
 
 def fields_of(log: ExplainedLog) -> dict[str, Any]:
@@ -71,14 +79,36 @@ def explanation_lines(log: ExplainedLog) -> list[str]:
 def _explanation(explanation: Explanation, heading: str) -> list[str]:
     times = f", {explanation.count} times" if explanation.count > 1 else ""
     where = f"line {explanation.line}{times}, {explanation.id}, {explanation.confidence}"
+    reason = explanation.reason.removeprefix(f"`{explanation.text}`. ")
+    why = _fitted(_WHY, reason, explanation.place, explanation.note)
     lines = [
         f"{heading} ({where}): {_cut(explanation.text)}",
-        f"  why: {explanation.cause.removeprefix(f'`{explanation.text}`. ')}",
-        f"  do:  {explanation.fix}",
+        f"  why: {why}",
+        f"  do:  {_fitted(_DO, explanation.advice, explanation.advice_of_place)}",
     ]
     if explanation.entry.source:
         lines.append(f"  see: {explanation.entry.source}")
     return [*lines, ""]
+
+
+def _fitted(width: int, *parts: str) -> str:
+    """The parts without their last sentences where all are longer than `width` together: the later
+    parts, which are about this failure alone, get their half first."""
+    fitted: list[str] = []
+    for index, part in reversed(list(enumerate(parts))):
+        left = width - sum(len(text) + 1 for text in fitted)
+        text = _first_sentences(part, left if index == 0 else left // 2)
+        fitted.insert(0, text)
+    return " ".join(filter(None, fitted))
+
+
+def _first_sentences(text: str, width: int) -> str:
+    kept = ""
+    for sentence in _SENTENCE.split(text):
+        if len(kept) + len(sentence) > width and len(text) > width:
+            break
+        kept = f"{kept} {sentence}".strip()
+    return re.sub(";$", ".", kept) or shorten(text, width)
 
 
 def _more(explanations: Sequence[Explanation], role: Role, shown: bool) -> str:

@@ -3,16 +3,18 @@
 import codecs
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from tpukit.knowledge.error_table import KnownError
+from tpukit.knowledge.error_table import KnownError, known_errors
 from tpukit.knowledge.releases import releases_in
 from tpukit.probe.logs.explanations import Explanation
 from tpukit.probe.logs.log_source import LogSource, encoding_of
 from tpukit.probe.logs.log_text import Line, clean_lines, drop_updates
 from tpukit.probe.logs.matching import Matcher
+from tpukit.probe.logs.place import FAMILIES, at_the_place
+from tpukit.probe.logs.place.live import Uncaught, record_of, text_of
 from tpukit.probe.logs.quoting import LINES
 from tpukit.probe.logs.raised_causes import explain_logged, explain_raised
 from tpukit.probe.logs.ranking import StepsSeen, ranked
@@ -23,6 +25,9 @@ _WHOLE_BYTES = 4 << 20
 numbers are."""
 _MOST_SHAPES = 400_000
 _LONGEST_LINE = 20_000
+_LONGEST_TRACEBACK = 100_000
+_MOST_PLACES = 2
+"""Causes whose source files are read."""
 _DIGITS = {ord(c): None for c in "0123456789.,:-+ "}
 _ESCAPED = "\\n"
 """A newline as experiment trackers write it into one line."""
@@ -66,8 +71,17 @@ class LogExplainer:
         for line in lines:
             self._releases.update(releases_in(line.text))
 
-    def explanations(self) -> list[Explanation]:
-        """The explanations: causes first, then consequences, warnings and harmless messages."""
+    def explanations(self, records: Sequence[Uncaught] = ()) -> list[Explanation]:
+        """The explanations: causes first, then consequences, warnings and harmless messages.
+
+        The first ones are read at their place, with the values of `records`.
+        """
+        return [
+            at_the_place(e, records) if index < _MOST_PLACES and e.role == "cause" else e
+            for index, e in enumerate(self._ranked())
+        ]
+
+    def _ranked(self) -> list[Explanation]:
         found = self._matcher.unreplaced()
         chains = self.tracebacks.last_of_chains()
         known = self._matcher.known_lines()
@@ -79,8 +93,13 @@ class LogExplainer:
         return ranked(found, self._progress)
 
 
-def explain_log(source: LogSource, entries: Sequence[KnownError]) -> ExplainedLog:
-    """Reads the log to its end (or its time limit) and explains every known error in it."""
+def explain_log(
+    source: LogSource, entries: Sequence[KnownError], records: Sequence[Uncaught] = ()
+) -> ExplainedLog:
+    """Reads the log to its end (or its time limit) and explains every known error in it.
+
+    `records` are those of the exceptions that the program did not catch.
+    """
     explainer, suspects = LogExplainer(entries), _Suspects()
     count = 0
     try:
@@ -90,10 +109,26 @@ def explain_log(source: LogSource, entries: Sequence[KnownError]) -> ExplainedLo
             suspects.look(cleaned)
     finally:
         source.close()
-    explanations = explainer.explanations()
+    explanations = explainer.explanations(records)
     known = {explanation.line for explanation in explanations} | explainer.tracebacks.ignored
     unknown = [line for line in suspects.lines if line.number not in known]
     return ExplainedLog(explanations, unknown, count, source.notes)
+
+
+def explain_exception(error: BaseException) -> Explanation | None:
+    """The explanation of an exception of this process, with the values around it; None where the
+    tables and its place say nothing. Never raises."""
+    try:
+        explainer = LogExplainer(known_errors())
+        text = text_of(error)[-_LONGEST_TRACEBACK:]
+        explainer.feed(list(clean_lines(enumerate(text.split("\n"), start=1))))
+        first = next(iter(explainer.explanations([record_of(error)])), None)
+    except Exception:
+        # The caller reports an error already, which must not be lost (out of memory, say).
+        return None
+    if first is None or first.role == "harmless":
+        return None
+    return None if first.id.startswith(FAMILIES) and not first.leads else replace(first, shown="")
 
 
 @dataclass

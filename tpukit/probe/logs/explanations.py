@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from tpukit.errors import ConfigError
 from tpukit.io.secrets import without_secrets
 from tpukit.io.units import format_bytes, parse_bytes
 from tpukit.knowledge.error_table import KnownError, Role
+from tpukit.probe.logs.tracebacks import Raised
 
 Confidence = Literal["certain", "probable", "possible"]
 _PLACE = re.compile(r"\{(\w+)\}")
@@ -38,8 +39,17 @@ class Explanation:
     """A cause only where there is no other."""
     shown: str = ""
     """A sentence that quotes the exception and names the user's line."""
-    note: str = field(default="")
+    note: str = ""
     """Reason why it is not the cause."""
+    raised: Raised | None = None
+    """The exception, where the log shows one."""
+    place: str = ""
+    """What the place where it was raised shows."""
+    place_fix: str = ""
+    leads: bool = False
+    """Whether that replaces the entry's own text."""
+    warned: str = ""
+    """A sentence on advice that this machine does not allow."""
 
     @property
     def id(self) -> str:
@@ -47,14 +57,35 @@ class Explanation:
 
     @property
     def cause(self) -> str:
+        return " ".join(filter(None, (self.reason, self.place, self.note)))
+
+    @property
+    def reason(self) -> str:
+        """The exception and, where the place does not replace it, the entry's cause."""
+        if self.leads:
+            return self.shown
         cause = fill(self.entry.cause, self.captures)
         if self.entry.inferred or (self.last_resort and not self.shown):
             cause = f"Probably: {cause}"
-        return " ".join(part for part in (self.shown, cause, self.note) if part)
+        return f"{self.shown} {cause}".strip()
 
     @property
     def fix(self) -> str:
-        return f"{advise(self.captures)} {fill(self.entry.fix, self.captures)}".strip()
+        return " ".join(filter(None, (self.advice, self.advice_of_place)))
+
+    @property
+    def advice(self) -> str:
+        """The entry's advice, where the place does not replace it."""
+        if self.leads and self.place_fix:
+            return ""
+        advised = advise(self.captures), fill(self.entry.fix, self.captures), self.warned
+        return " ".join(filter(None, advised))
+
+    @property
+    def advice_of_place(self) -> str:
+        """What makes the condition of the `raise` false, or replaces a name."""
+        is_second = self.place_fix and self.advice
+        return f"Or by the condition: {self.place_fix}" if is_second else self.place_fix
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `doctor --json`."""
@@ -103,7 +134,10 @@ def logged_bytes(text: str) -> int | None:
 
 
 def advise(captures: Mapping[str, str]) -> str:
-    """What comes before the fix: a sentence on the sizes in an out-of-memory text; else empty."""
+    """What comes before the fix: a sentence on the sizes in an out-of-memory text, or on the name
+    of a list that a value is most like; else empty."""
+    if "nearest" in captures:
+        return f"Of those listed `{captures['nearest']}` is nearest."
     sizes = {name: logged_bytes(value) for name, value in captures.items()}
     asked, limit = sizes.get("asked_bytes"), sizes.get("limit_bytes")
     if asked and limit:

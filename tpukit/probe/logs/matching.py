@@ -17,8 +17,6 @@ from tpukit.probe.logs.ranking import ranked
 _NEARBY_LINES = 60
 _NEARBY_CHARACTERS = 3000
 _MOST_COUNTED = 20_000
-_MOST_CHAINED = 8
-_LONGEST_MESSAGE = 20_000
 _LONGEST_LINE = 4000
 _LONGEST_SHOWN = 300
 _RETRY = re.compile(line_words("retry"))
@@ -199,18 +197,3 @@ def explain_text(text: str, entries: Sequence[KnownError] | None = None) -> Expl
     matcher.feed(clean_lines(enumerate(text.split("\n"), start=1)))
     explained = matcher.explanations()
     return explained[0] if explained else None
-
-
-def explain_exception(error: BaseException) -> Explanation | None:
-    """The explanation of an exception, or of one that it was raised from; never raises."""
-    texts: list[str] = []
-    inner: BaseException | None = error
-    while inner is not None and len(texts) < _MOST_CHAINED:
-        texts.append(f"{type(inner).__name__}: {str(inner)[:_LONGEST_MESSAGE]}")
-        inner = inner.__cause__ or inner.__context__
-    try:
-        explained = explain_text("\n".join(reversed(texts)))
-    except Exception:
-        # The caller reports an error already, which must not be lost (out of memory, say).
-        return None
-    return explained if explained is not None and explained.role != "harmless" else None

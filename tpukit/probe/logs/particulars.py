@@ -1,5 +1,6 @@
 """What a traceback names beside the exception: who raised it, who asked, which value and line."""
 
+import difflib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -8,14 +9,20 @@ from pathlib import Path
 from tpukit.knowledge.error_table import KnownError, line_forms
 from tpukit.knowledge.releases import Lost, libraries, lost_name, owner
 from tpukit.knowledge.versions import installed_versions
+from tpukit.probe.logs.explanations import shorten
 from tpukit.probe.logs.tracebacks import Frame, Raised
 
 _TERM = r"(?<![\w.])[A-Za-z_]\w*(?:\.\w+|\[[^\[\]]{0,60}\]|\([^()]{0,60}\))*?"
 """A name with its attributes, subscripts and calls, the shortest that fits."""
 _LOOKUPS = {"__getattr__", "__getitem__", "__getattribute__", "__missing__", "get_loc"}
+"""Methods that read a value for their caller."""
 _PASSING = set(line_forms()["words"]["passing"])
 _FAULTS = set(line_forms()["words"]["faults"])
 """What Python itself raises: no refusal that somebody wrote."""
+CREATING = re.compile(
+    r"\b(?:mkdir|savefig|save|to_csv|to_json|write_\w+|imwrite|open\(.*['\"][wax])"
+)
+"""Calls that make the file that they name."""
 _MOST_TERMS = 3
 _NONE_FORMS = {
     "subscriptable": rf"({_TERM})\[", "callable": rf"({_TERM})\(",
@@ -26,6 +33,14 @@ _NONE_FORMS = {
 
 _NAMED = {name: re.compile(form) for name, form in line_forms()["named"].items()}
 """What a message of any class may name."""
+_LISTED = re.compile(
+    r"['\"`](?P<value>[\w.-]{2,60})['\"`](?!.*['\"`]\s+(?:is|was)\s+(?:one|in)\b)[\s\S]{0,120}?"
+    r"\b(?:one of|choose from|choices|available|supported|allowed|valid|known|options|following)\b"
+    r"[^:\[({]{0,60}[:\[({]\s*(?P<names>[\s\S]{3,1500})",
+    re.IGNORECASE,
+)
+"""A value that is refused, and the list of those that are taken."""
+_ROOT = re.compile(r".*?[/\\](?:site|dist)-packages(?=[/\\])")
 _NAMED_FILE = re.compile(r"\((/[^()\n]{3,400}\.py)\)$")
 """The file of a module, as an ImportError names it."""
 
@@ -44,26 +59,45 @@ def particulars(
     found |= {**captures} | ({"module": entry.place} if entry.place else {})
     found["pip"] = _pip(found.get("name", "").partition(".")[0])
     if user := raised.users_frame:
-        found["user"] = found["own"] = place(user)
+        found["user"] = found["own"] = user.place
     elif not raised.frames:
         found["own"] = "that line"
     if raised.frames:
-        found["at"] = place(raised.frames[-1])
+        found["at"] = raised.frames[-1].place
         code = raised.frames[-1].code
         found["code"] = "" if code.startswith(("raise ", "assert ")) else code
         asserted = re.match(r"assert (.+?)(?:, f?[\"'].*)?$", code)
         found["condition"] = asserted[1] if asserted else ""
+    found |= _file_asked_for(raised, found) | _nearest(raised)
     if value := next(_values(raised, captures.get("name", "")), None):
         found["expression"], frame = value
-        found["reader"] = f"`{frame.package}` ({place(frame)})" if frame.package else place(frame)
+        found["reader"] = f"`{frame.package}` ({frame.place})" if frame.package else frame.place
     found |= _of_release(raised, found, releases) if entry.topic == "release" else _of_call(raised)
     return {name: value for name, value in found.items() if value or name == "remedy"}
 
 
-def place(frame: Frame) -> str:
-    """`train.py:88`, without the folder."""
-    file = re.split(r"[/\\]", frame.path)[-1]
-    return f"{file}:{frame.line}" if frame.line else file
+def _file_asked_for(raised: Raised, found: Mapping[str, str]) -> dict[str, str]:
+    """Whether a missing file is one that the code makes, or that a callback wants to read."""
+    codes = [frame.code for frame in raised.frames if frame.code]
+    folder = re.match(r"(.+)[/\\][^/\\]+$", found.get("path", ""))
+    result: dict[str, str] = {}
+    if folder and (made := next((c for c in reversed(codes) if CREATING.search(c)), "")):
+        result |= {"creating": shorten(made, 80), "folder": folder[1]}
+    asking = (f for f in raised.frames if re.match(r"on_[a-z]+_", f.where) and f.in_library)
+    if callback := next(asking, None):
+        result["callback"] = f"The callback in {callback.place} (`{callback.where}`)"
+    return result
+
+
+def _nearest(raised: Raised) -> dict[str, str]:
+    """Of the names that a message lists, the one that is most like the value it refuses."""
+    match = _LISTED.search(f"{raised.message}\n{raised.details}")
+    if match is None:
+        return {}
+    names = {name.lower(): name for name in re.findall(r"[\w.-]*\w", match["names"])}
+    value = match["value"].lower()
+    near = difflib.get_close_matches(value, names.keys() - {value}, 1)
+    return {"nearest": names[near[0]]} if near else {}
 
 
 def _values(raised: Raised, name: str) -> Iterator[tuple[str, Frame]]:
@@ -103,7 +137,7 @@ def _marked(frame: Frame) -> str:
 
 def _of_call(raised: Raised) -> dict[str, str]:
     """Who called what raised it, and which side to change."""
-    calls = [f for f in raised.frames if f.package or not f.in_library]
+    calls = [f for f in raised.frames if (f.package or not f.in_library) and not f.passes_on]
     calls = [f for f in calls if f.package not in _PASSING] or calls
     if not calls:
         return {"remedy": ""}
@@ -113,7 +147,7 @@ def _of_call(raised: Raised) -> dict[str, str]:
         return {"remedy": f"{_update(own)}, and the program that loads it, to one time."}
     if not own.package:
         update = "in a program of others update that (`git pull`)"
-        return {"remedy": f"The place to change is {place(own)}; {update}."}
+        return {"remedy": f"The place to change is {own.place}; {update}."}
     if caller is None:
         change = f"{_update(own)}, or go back to the release that worked"
         is_fault = raised.class_name in _FAULTS and not raised.users_frame
@@ -122,8 +156,14 @@ def _of_call(raised: Raised) -> dict[str, str]:
         script = "; for a script of its repository install that checkout (`pip install -e .`)"
         change = f"{why}{change}{script}" if is_fault else change
         return {"remedy": f"No code of yours takes part: {change}."}
-    name = f"`{caller.package}`" if caller.package else place(caller)
-    change = f"{_update(caller)} (its {place(caller)} calls it)" if caller.package else ""
+    name = f"`{caller.package}`" if caller.package else caller.place
+    user = raised.users_frame
+    if caller.package and not caller.is_plugin and user and raised.class_name not in _FAULTS:
+        # A refusal: what the user's own line gives is more likely than a fault of the caller.
+        update = f"{_update(caller)} (its {caller.place} calls it)".replace("Update", "update")
+        change = f"Change what {user.place} gives to {name}"
+        return {"caller": name, "remedy": f"{change}; where that is right, {update}."}
+    change = f"{_update(caller)} (its {caller.place} calls it)" if caller.package else ""
     change = change or f"Change what {name} gives to `{own.package}`"
     return {"caller": name, "remedy": f"{change}, or install the `{own.package}` that fits it."}
 
@@ -136,7 +176,7 @@ def _of_release(
     where, name = found.get(key, ""), found.get("name", "")
     # A class with its module: `mujoco._enums.mjtEnableBit`.
     is_module = key in ("module", "package") or (key == "kind" and "." in where)
-    asking = [frame for frame in raised.frames if frame.where not in _LOOKUPS]
+    asking = [f for f in raised.frames if f.where not in _LOOKUPS and not f.passes_on]
     near = [frame.package for frame in reversed(raised.frames)]
     library = where.partition(".")[0] if is_module else owner(where, near)
     asker = asking[-1] if asking and asking[-1].package else None
@@ -164,6 +204,8 @@ def _is_of_this_machine(raised: Raised, releases: Mapping[str, str]) -> bool:
     named += _NAMED_FILE.findall(raised.message)
     installed = installed_versions(releases)
     is_other = any(not installed.get(of, "").startswith(said) for of, said in releases.items())
+    roots = {match[0] for path in named if (match := _ROOT.match(path))}
+    is_other = is_other or not roots <= {*sys.path}
     return not is_other and any(Path(path).is_absolute() and Path(path).is_file() for path in named)
 
 

@@ -11,6 +11,10 @@ _DOCUMENT = re.compile(r"[^\s:]+\.(?:md|rst|ipynb|toml|ya?ml):\d+:")
 _REPORTED = re.compile(r"\s*(?:(?:[\w.]+\.)?\w*(?:Error|Exception|Warning|Exit)\b|error\b|fatal\b)")
 _CODE = re.compile(rf"(?:[+>-]\s*)?(?:{line_words('code')})")
 _PROSE = re.compile(rf"(?i)(?<![\w/\\.-])(?:{line_words('prose')})\b")
+_TABLE = re.compile(
+    r"(?:\b\w*(?:Error|Exception|Timeout|OOM)\w*['\"]?\s?[=:(|]\s?\d+\b.{0,20}?){2,}"
+)
+"""Several names of errors with numbers: a table of what was counted."""
 _WORDS_BEFORE = 3
 
 
@@ -19,6 +23,8 @@ def is_quoted(line: Line, start: int) -> bool:
     text = line.text
     if line.level in ("E", "F") or LINES["exception"].match(text) or text.startswith("File "):
         return False
+    if line.level == "I" and _TABLE.search(text):
+        return True
     before = text[:start]
     if start > 0 and (_CODE.match(text) or (not line.level and LINES["item"].match(text))):
         return True

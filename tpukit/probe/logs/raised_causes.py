@@ -16,6 +16,17 @@ _NATIVE = ("terminate", "failed check")
 _ABOUT_A_NAME = re.compile(r"has no attribute|unexpected keyword argument|missing \d+ required")
 """Python's own words before a name that is not there: a rule that matches within the name explains
 another exception."""
+_REPR = re.compile(
+    r"<[\w. ]+ (?:object )?at 0x[0-9a-fA-F]+>|<(?:class|function) [^>]{1,200}>"
+    r"|functools\.partial\((?:[^()]|\([^()]*\)){0,200}\)"
+)
+"""Objects as Python prints them: their words say nothing of the error."""
+_OPTIONAL_PART = re.compile(r"\[\[.*?\]\](?!\])")
+_OPEN_QUOTE = re.compile(r"(?:^|[\s(\[{])'[^']*$|^[^']*\w'(?=[\s)\]}]|$)")
+_DANGLING = re.compile(
+    r"\b(?:that|which|the|an?|of|to|for|with|in|on|by|and|or|is|are|was|from|as|than|if|be)$|^[)\]},.;:]"
+)
+"""The end of a piece that was cut within a sentence."""
 _MESSAGE_LINES = 3
 _MOST_CAUSES = 3
 _OWN_WORDS = 13
@@ -108,6 +119,7 @@ def _is_explained(
         is_raised = any(link.line.number == number for link in raised.chain())
         if is_raised and explanation.role != "consequence" and not explanation.shown:
             explanation.shown, below = _place(raised), explanation.entry.below
+            explanation.raised = raised
             narrower = (r for r in rules if r.id in below and _matched(r, raised) is not None)
             explanation.entry = next(narrower, explanation.entry)
             explanation.captures = particulars(
@@ -163,6 +175,7 @@ def _answer(
         particulars(raised, captures, entry, releases), 1, entry.role,
         confidence, raised.line.stream, raised.line.number, mild=raised.is_handled,
         last_resort=is_weak or entry is REPORTED, shown=_sentence(raised, entry.topic),
+        raised=raised,
     )  # fmt: skip
 
 
@@ -186,11 +199,31 @@ def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
     if rule.topic == "words":
         text += f"\n{raised.details}"
     about = None if rule.frames else _ABOUT_A_NAME.search(text)
+    if rule.topic == "words":
+        text = _REPR.sub(lambda found: "\0" * len(found[0]), text)
     for expression in rule.message:
         match = _search(expression, text)
         if match and not (about and match.start() >= about.end()):
-            return {name: value for name, value in match.groupdict().items() if value}
+            captured = {name: value for name, value in match.groupdict().items() if value}
+            if rule.topic != "words":
+                return captured
+            sound = {name: value for name, value in captured.items() if is_sound(value)}
+            if sound == captured or _can_leave_out(rule, captured.keys() - sound.keys()):
+                return sound
     return None
+
+
+def is_sound(text: str) -> bool:
+    """Whether a piece of a message can stand in a sentence: it closes what it opens, and ends."""
+    pairs = all(text.count(a) == text.count(b) for a, b in ("()", "[]", "{}"))
+    quotes = all(text.count(mark) % 2 == 0 for mark in '"`') and not _OPEN_QUOTE.search(text)
+    return pairs and quotes and "\0" not in text and not _DANGLING.search(text)
+
+
+def _can_leave_out(rule: KnownError, names: Iterable[str]) -> bool:
+    """Whether the rule's sentences have another form without these."""
+    texts = [_OPTIONAL_PART.sub("", text) for text in (rule.cause, rule.fix)]
+    return not any(f"{{{name}}}" in text for name in names for text in texts)
 
 
 def _search(expression: re.Pattern[str], text: str) -> re.Match[str] | None:

@@ -61,7 +61,7 @@ def ranked(found: Sequence[Explanation], steps: StepsSeen | None = None) -> list
         for cause in causes:
             if cause.last_resort:
                 cause.role = "consequence"
-    return sorted(found, key=_place)
+    return sorted(found, key=_order)
 
 
 def _promote_symptom(found: Sequence[Explanation], *, is_excerpt: bool) -> None:
@@ -92,5 +92,9 @@ def _is_followed(survived: Sequence[Explanation], consequences: Sequence[int]) -
     return bool(survived) and any(line > last for line in consequences)
 
 
-def _place(explanation: Explanation) -> tuple[int, bool, int]:
-    return ROLES.index(explanation.role), explanation.confidence == "possible", explanation.line
+def _order(explanation: Explanation) -> tuple[int, bool, bool, int]:
+    """Of one role: what a scheduler says of the job's end outranks the lines before it; a line that
+    only says error comes last; otherwise the first one in the log led to the others."""
+    is_verdict = explanation.entry.topic == "scheduler"
+    is_possible = explanation.confidence == "possible"
+    return ROLES.index(explanation.role), not is_verdict, is_possible, explanation.line

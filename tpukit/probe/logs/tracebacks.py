@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tpukit.knowledge.error_table import line_forms, line_words
@@ -45,6 +45,10 @@ _MOST_SOURCE = 5
 _MOST_DETAILS = 800
 """Characters, of one line at most half."""
 LIBRARY = re.compile(line_words("library"))
+PASSING_CALLS = frozenset(_FORMS["words"]["passing_calls"])
+"""Functions that pass on a call or the lookup of a name, for whoever asks."""
+WRAPPING_CALLS = PASSING_CALLS | frozenset(_FORMS["words"]["wrapping_calls"])
+"""Functions around the one that raises."""
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\]([\w.-]+)")
 _PLUGIN = re.compile(r"[/\\](?:custom_nodes|extensions|plugins|transformers_modules)[/\\]([\w.-]+)")
 _KNOWN_PACKAGE = re.compile(
@@ -64,6 +68,16 @@ class Frame:
     """The function; `<module>` where a module is imported or a script runs."""
     marks: str = ""
     """What Python prints below the code: `~~~^^^`, the part that was run."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Values of a record: plain ones as written, tensors as shape, dtype and device."""
+    module: str = ""
+    """The name, within the model, of the module whose method it is; of a record."""
+
+    @property
+    def place(self) -> str:
+        """`train.py:88`, without the folder."""
+        file = re.split(r"[/\\]", self.path)[-1]
+        return f"{file}:{self.line}" if self.line else file
 
     @property
     def library(self) -> str:
@@ -82,6 +96,16 @@ class Frame:
     def is_plugin(self) -> bool:
         """Whether it is a plug-in's code, or a model's own."""
         return _PLUGIN.search(self.path) is not None
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is code that belongs to no known library."""
+        return not self.in_library and (self.is_plugin or not self.package)
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether it only passes on a call or a name's lookup that another frame asks for."""
+        return self.where in PASSING_CALLS or self.path.endswith("torch/nn/modules/module.py")
 
     @property
     def in_library(self) -> bool:
@@ -131,7 +155,7 @@ class Raised:
     @property
     def users_frame(self) -> Frame | None:
         """The innermost frame of code that belongs to no known library."""
-        own = [f for f in self.frames if not f.in_library and (f.is_plugin or not f.package)]
+        own = [frame for frame in self.frames if frame.is_users]
         return own[-1] if own else None
 
     def chain(self) -> list[Raised]:
