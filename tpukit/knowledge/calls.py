@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 CallStatus = Literal["removed", "deprecated", "habit"]
 CallKind = Literal["name", "call", "module", "attribute", "environment", "shell", "form"]
@@ -92,8 +92,8 @@ class CallTable:
 @cache
 def old_calls() -> tuple[OldCall, ...]:
     """Every row."""
-    rows = tomllib.loads(_TABLE.read_text(encoding="utf-8"))["call"]
-    return tuple(_row(row) for row in rows)
+    rows = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
+    return tuple(_row(id, row) for id, row in rows.items() if id != "successor")
 
 
 @cache
@@ -104,8 +104,8 @@ def moves_to_torch_tpu() -> tuple[OldCall, ...]:
 
 def _moves(target: str, **defaults: str) -> tuple[OldCall, ...]:
     text = _TABLE.with_name(f"moves_{target}.toml").read_text(encoding="utf-8")
-    rows = tomllib.loads(text)["call"]
-    return tuple(_row({"status": "removed", **defaults, **row}) for row in rows)
+    rows = tomllib.loads(text).items()
+    return tuple(_row(id, {"status": "removed", **defaults, **row}) for id, row in rows)
 
 
 @dataclass(frozen=True)
@@ -194,13 +194,14 @@ def _indexed(rows: Sequence[OldCall], moves: frozenset[str] = frozenset()) -> Ca
     return CallTable(by_name, modules, environment, shell, by_form, forms, moves, lasts)
 
 
-def _row(row: Mapping[str, Any]) -> OldCall:
-    fields: dict[str, Any] = {
-        key: tuple(v) if isinstance(v, list) else v for key, v in row.items() if key != "fix"
-    }
-    raw = dict(row.get("fix", {}))
-    if "import" in raw:
-        raw["imports"] = raw.pop("import")
-    fix: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in raw.items()}
-    fields.setdefault("effect", _EFFECTS.get(row["status"], ""))
-    return OldCall(**fields, fix=Fix(**fix) if fix else None)
+def _row(id: str, row: Mapping[str, Any]) -> OldCall:
+    fields = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
+    for status in get_args(CallStatus):
+        if status in fields:
+            fields |= {"status": status, "since": fields.pop(status)}
+    if fix := fields.pop("fix", None):
+        fix = {key: tuple(v) if isinstance(v, list) else v for key, v in fix.items()}
+        fields["fix"] = Fix(imports=fix.pop("import", ""), **fix)
+    return OldCall(
+        **{"id": id, "kind": "name", "effect": _EFFECTS.get(fields["status"], ""), **fields}
+    )
