@@ -123,21 +123,6 @@ def successor() -> Successor:
     return Successor(**tomllib.loads(_TABLE.read_text(encoding="utf-8"))["successor"])
 
 
-@dataclass(frozen=True)
-class Rule:
-    """What a rule that looks for no name reports."""
-
-    id: str
-    effect: str
-    new: str
-
-
-@cache
-def rules(kind: Literal["mistake", "habit"]) -> Mapping[str, Rule]:
-    """By id: mistakes of any PyTorch code, or habits that a TPU makes slow or wrong."""
-    return {row["id"]: Rule(**row) for row in rule_data(kind)}
-
-
 @cache
 def name_group(group: str) -> frozenset[str]:
     """Names that a rule takes for one another: `[names]` of rules.toml."""
@@ -195,7 +180,7 @@ def _indexed(rows: Sequence[OldCall], moves: frozenset[str] = frozenset()) -> Ca
 
 
 def _row(id: str, row: Mapping[str, Any]) -> OldCall:
-    fields = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
+    fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
     for status in get_args(CallStatus):
         if status in fields:
             fields |= {"status": status, "since": fields.pop(status)}

@@ -7,9 +7,9 @@ import pytest
 from cases import read_cases
 from scanned import findings, ids
 
-from tpukit.knowledge.calls import rules
+from tpukit.probe.lint.rules import MISTAKES
 
-RULES = rules("mistake")
+RULES = {rule.id: rule for rule in MISTAKES}
 CASES = read_cases(__file__)
 HEAD, LOOP = CASES["texts"]["HEAD"], CASES["texts"]["LOOP"]
 PAGE = Path(__file__).parents[3] / "docs" / "doctor_rules.md"

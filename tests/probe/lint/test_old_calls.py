@@ -63,15 +63,6 @@ def test_calls_that_never_close_are_read_once():
     assert may_concern(b"import torch\nx = torch.load(" + b"f(a, #b)\n'c', " * 20000)
 
 
-def test_a_file_that_tests_for_the_new_name_is_not_worth_parsing():
-    old = "import torch\nf = torch.nn.utils.weight_norm\nf(x)\n"
-    new = 'if hasattr(torch.nn.utils.parametrizations, "weight_norm"): ...'
-    assert may_concern(old.encode())
-    assert not may_concern((old + new).encode())
-    # A cell may print it.
-    assert may_concern(json.dumps({"source": old, "text": new.replace('"', "'")}).encode())
-
-
 def test_a_tokenizer_needs_no_torch():
     assert ids("from transformers import AutoTokenizer\nwith t.as_target_tokenizer(): ...")
     assert ids("from transformers import AutoProcessor\nwith p.as_target_processor(): ...")

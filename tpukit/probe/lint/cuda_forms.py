@@ -10,6 +10,7 @@ from itertools import chain
 
 from tpukit.knowledge.calls import rule_data
 from tpukit.probe.lint.names import Names, imported_roots
+from tpukit.probe.lint.rules.roles import MAKES_OPTIMIZER, is_optimizer_step
 from tpukit.probe.lint.syntax import (
     LOOPS,
     NAMED,
@@ -31,10 +32,7 @@ _NUMBER = re.compile(r"^(?:\w+\.)*(?:(?:local_)?rank|gpu(?:_id)?|device_id|\d+)$
 """A device by its number."""
 _XLA = re.compile(r"xla(?::\d+|://)?")
 """A device, a backend, or where ranks meet."""
-_OPTIMIZER = re.compile(r"(?:^|[._])(?:\w*opt(?:im(?:izer)?)?s?\w*|\w*scaler)(?:\[[^]]*\])?$", re.I)
-_MAKES = re.compile(r"(?:^|\.)(?:Ada\w+|SGD|RMSprop|\w*[Oo]ptim\w*)$")
 _ELSEWHERE = (ast.FunctionDef, ast.ClassDef)
-_SCHEDULER = re.compile(r"sched|options?$", re.I)
 _LOOKS_UP = re.compile(r"(?:^|\.)(?:getattr|hasattr|get|pop|setdefault|startswith)$")
 _SHAPED_BY_VALUES = ("nonzero", "unique", "masked_select", "unique_consecutive", "to_sparse")
 _ON_THE_CPU = re.compile(
@@ -126,7 +124,7 @@ def _made_too_early(tree: ast.Module) -> Iterator[ast.expr]:
     for where in bodies:
         sent, nodes = _sent(where), list(own_nodes(where.body, _ELSEWHERE))
         for made in nodes:
-            if isinstance(made, ast.Call) and _MAKES.search(source_text(made.func)):
+            if isinstance(made, ast.Call) and MAKES_OPTIMIZER.search(source_text(made.func)):
                 for call in calls_of("parameters", nodes_below(made)):
                     model = holder(call)
                     line = sent.get(model, sys.maxsize if model in sent_by else 0)
@@ -271,14 +269,6 @@ def _is_own(call: ast.Call, names: Names) -> bool:
         return any(c.lineno < call.lineno <= (c.end_lineno or 0) for c in classes)
     made = names.possible(call.func.value) if classes else []  # type: ignore[attr-defined]
     return not {c.name for c in classes}.isdisjoint(map(called_name, made))
-
-
-def is_optimizer_step(call: ast.Call) -> bool:
-    """`optimizer.step()`, by the name of what is stepped."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
-        return False
-    stepped = holder(call)
-    return bool(_OPTIMIZER.search(stepped)) and not _SCHEDULER.search(stepped)
 
 
 def _is_mask(taken: ast.Subscript, names: Names) -> bool:

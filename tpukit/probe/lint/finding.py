@@ -4,7 +4,7 @@ import ast
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tpukit.knowledge.calls import CallStatus, Fix, Rule
+from tpukit.knowledge.calls import CallStatus, Fix
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,3 @@ class ModuleFinding:
     remark: str = ""
     node: ast.expr | ast.alias | ast.stmt | None = field(default=None, compare=False, repr=False)
     """Of the syntax tree; None in a shell line."""
-
-
-def by_rule(rule: Rule, span: tuple[int, int, int, int], old: str) -> ModuleFinding:
-    """What a rule finds that looks for no name. old: what stands there."""
-    status: CallStatus = "removed" if rule.effect == "raises" else "habit"
-    return ModuleFinding(*span, rule.id, old, rule.new, "XLA", status, effect=rule.effect)

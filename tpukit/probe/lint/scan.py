@@ -14,17 +14,10 @@ from tpukit.io.workers import worker_pool
 from tpukit.knowledge.calls import call_table, move_table
 from tpukit.probe.lint.call_finder import find_calls
 from tpukit.probe.lint.finding import Finding, ModuleFinding
-from tpukit.probe.lint.mistakes import find_mistakes
 from tpukit.probe.lint.names import Names
-from tpukit.probe.lint.prefilter import (
-    may_concern,
-    may_hold_calls,
-    may_hold_habits,
-    may_hold_mistakes,
-)
-from tpukit.probe.lint.slow.habits import find_habits
+from tpukit.probe.lint.prefilter import may_concern
+from tpukit.probe.lint.rules import find_by_rules
 from tpukit.probe.lint.source import (
-    MASK,
     Module,
     decode_source,
     embedded_modules,
@@ -163,18 +156,10 @@ def places_of(module: Module, *, moves: str = "") -> list[ModuleFinding]:
         return []
     try:
         names = Names(module.tree)
-        if moves:
-            places = find_calls(module, names, move_table(moves))
-        if moves == "tpu":
-            known = {(place.line, place.column) for place in places}
-            habits = find_habits(module, names, to_xla=True)
-            places += [habit for habit in habits if (habit.line, habit.column) not in known]
-        elif not moves:
-            data = module.text.encode("utf-8", errors="replace")
-            shows_calls = MASK in module.text or may_hold_calls(data)
-            places = find_calls(module, names, call_table()) if shows_calls else []
-            places += find_habits(module, names) if may_hold_habits(data) else []
-            places += find_mistakes(module, names) if may_hold_mistakes(data) else []
+        places = find_calls(module, names, move_table(moves) if moves else call_table())
+        known = {(place.line, place.column) for place in places} if moves else set()
+        rules = find_by_rules(module, names, to_xla=moves == "tpu") if moves != "torch_tpu" else []
+        places += [place for place in rules if (place.line, place.column) not in known]
     except RecursionError:
         module.notes.append(f"{module.path}: nested too deeply: skipped")
         return []

@@ -1,15 +1,18 @@
-"""Finds waits for the device in each training step: reads on the host, and barriers."""
+"""Waits for the device in each training step: reads on the host, barriers, shapes that grow."""
 
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import ClassVar
 
 from tpukit.knowledge.calls import name_group
-from tpukit.probe.lint.cuda_forms import is_optimizer_step
 from tpukit.probe.lint.guards import ends
-from tpukit.probe.lint.names import Names, Scope, imported_roots
+from tpukit.probe.lint.rules.code import Code
+from tpukit.probe.lint.rules.ranks import uses_device
+from tpukit.probe.lint.rules.roles import LOADS_DATA, LOSS, is_optimizer_step, off_tpu
+from tpukit.probe.lint.rules.rule import Found, Rule
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
@@ -29,11 +32,6 @@ _SELDOM = re.compile(
     r"|\b(?:\w*step|\w*iter|\w*idx|\w*batch|i|it)(?: \+ 1)? ?== |(?:<=?|==) ?[1-9]\d*$",
     re.I,
 )
-_ON_TPU = re.compile(r"xla|tpu", re.I)
-_OFF_TPU = re.compile(r"\b(?:use_|has_|is_)?(?:cuda|gpu|mps)(?!_?id)|[\"']cpu", re.I)
-_NEGATED = re.compile(r"\bnot\b|!=")
-_LOSS = re.compile(r"loss", re.I)
-_LOADS = re.compile(r"load|dl\b|batches|_iter\b|epoch|_set\b|dataset", re.I)
 _ON_HOST = re.compile(r"(?:np|numpy|math)\.|torch\.(?:t|\w*T)ensor\(")
 _SENDS = re.compile(r"device|cuda|\.to\(")
 _OF_OBJECTS = (ast.Is, ast.IsNot, ast.In, ast.NotIn)
@@ -48,63 +46,34 @@ _PARTS = re.compile(r"layer|block|module|conv|stage|\bups?\b|zip\(|file|path|fol
 """A loop over a network's layers, or the files of a data set."""
 _ACTS = re.compile(r"(?:select|choose|take|sample|get)_?actions?|act(?:ion)?", re.I)
 """Functions that reinforcement learning calls at each step of an environment."""
-Emit = Callable[[ast.expr | ast.stmt, str, str], None]
 
 
 class Steps:
-    """Looks at every loop and function of a module that runs a training step."""
+    """The loops and functions of a module that run a training step."""
 
-    def __init__(self, tree: ast.Module, names: Names, emit: Emit, uses_xla: bool) -> None:
-        """uses_xla: False where the script reaches a TPU through accelerate alone."""
-        self._names = names
-        self._emit = emit
-        self._uses_xla = uses_xla
-        self._loads_on_host = imported_roots(tree).isdisjoint({"torch_xla", "accelerate"})
-        self._tree = tree
+    def __init__(self, code: Code) -> None:
+        self._code = code
+        self._names = code.names
 
-    def look_at(self, node: ast.AST, scope: Scope) -> None:
-        """Reports the waits of a loop's or a function's own body, if that is a step."""
-        if isinstance(node, ast.Lambda) and self._uses_xla:
-            self._look_at_lambda(node)
-        if not isinstance(node, _BODIES):
-            return
+    def is_step(self, node: ast.AST) -> bool:
+        """Whether the own body of a loop or a function is one."""
+        name = getattr(node, "name", "") if self._code.uses_xla else ""
+        if name == "training_step" or _ACTS.fullmatch(name):
+            return True
         is_function = isinstance(node, FUNCTIONS)
-        name = getattr(node, "name", "")
-        is_step = self._uses_xla and (name == "training_step" or bool(_ACTS.fullmatch(name)))
-        if self._uses_xla and isinstance(node, LOOPS):
-            over, target = (source_text(getattr(node, part, ast.Constant(""))) for part in _OVER)
-            for call in () if _PARTS.search(over) else _grown(node.body, {target}):
-                self._emit(call.func, "growing-shape", source_text(call)[:60])
-        if any(self._is_step(n, scope, is_function) for n in _nodes(node.body)):
-            is_step |= not (is_function and name in run_once(self._tree))
-        if not is_step and not (
-            isinstance(node, ast.For) and re.search("loader", source_text(node.iter), re.I)
-        ):
-            return
-        nodes = list(_nodes(node.body, every_step=True))
-        if is_step:
-            taken = node.target if self._loads_on_host and isinstance(node, ast.For) else None
-            self._reads(nodes, _on_host(taken, nodes))
-        if self._uses_xla:
-            self._cuts(node, scope)
-        for inner in nodes:
-            if isinstance(inner, ast.Call):
-                self._wait(inner, scope)
+        runs = any(self._runs_step(n, is_function) for n in _nodes(node.body))  # type: ignore[attr-defined]
+        return runs and not (is_function and node.name in run_once(self._code.tree))  # type: ignore[attr-defined]
 
-    def _look_at_lambda(self, node: ast.Lambda) -> None:
-        """Reports a function of a loss that reads it: a library calls it with each step's."""
-        given = {argument.arg for argument in node.args.args}
-        call = node.body
-        if isinstance(call, ast.Call) and _is_read(call, set()):
-            of = {n.id for n in nodes_below(call) if isinstance(n, ast.Name)} & given
-            if any(map(_LOSS.search, of)) and "print" not in source_text(call.func):
-                self._emit(call, "read-in-step", f"{source_text(call)[:40]} in the step")
+    def is_body(self, node: ast.AST) -> bool:
+        """Also of a loop over a loader, which may validate."""
+        is_loop = isinstance(node, ast.For) and re.search("loader", source_text(node.iter), re.I)
+        return self.is_step(node) or bool(is_loop)
 
-    def _is_step(self, node: ast.AST, scope: Scope, is_function: bool) -> bool:
+    def _runs_step(self, node: ast.AST, is_function: bool) -> bool:
         """Whether a node is a backward pass, or in a loop a sync or a function with such a pass."""
         if not isinstance(node, ast.Call):
             return False
-        if self._is_backward(node) or (self._uses_xla and is_optimizer_step(node)):
+        if self._is_backward(node) or (self._code.uses_xla and is_optimizer_step(node)):
             return True  # the latter with the backward pass in a loop over micro-batches
         if is_function:
             return False
@@ -113,70 +82,180 @@ class Steps:
             parts = made.args if "compile" in called_name(made) else [made]  # type: ignore[attr-defined]
             if {source_text(p).removeprefix("self.") for p in parts} & self._step_functions:
                 return True
-        meanings = self._names.resolve(node.func, scope) if self._uses_xla else ()
+        if not self._code.uses_xla:
+            return False
+        meanings = self._names.resolve(node.func, self._code.scope)
         return not name_group("ends-a-step").isdisjoint(meanings)
 
     def _is_backward(self, node: ast.AST) -> bool:
         if method_of(node) != "backward" or len(node.args) > 1:  # type: ignore[attr-defined]
             return False  # a network's takes more
-        return self._uses_xla or "accelerator" in holder(node).lower()  # type: ignore[arg-type]
+        return self._code.uses_xla or "accelerator" in holder(node).lower()  # type: ignore[arg-type]
 
     @cached_property
     def _step_functions(self) -> set[str]:
         """Functions that run one backward pass."""
-        functions = (node for node in nodes_below(self._tree) if isinstance(node, FUNCTIONS))
+        functions = (node for node in nodes_below(self._code.tree) if isinstance(node, FUNCTIONS))
         return {f.name for f in functions if any(map(self._is_backward, _nodes(f.body)))}
 
-    # -- reads ------------------------------------------------------------------------------------
-    def _reads(self, nodes: Sequence[ast.AST], on_host: Mapping[str, int]) -> None:
-        """on_host: names of what the host holds, and the last line where it does."""
-        read = _names_read(nodes)
-        roots = ((n, re.split(r"\W", source_text(n), maxsplit=1)[0]) for n in nodes
-                 if isinstance(n, ast.Call) and _is_read(n, read))  # fmt: skip
-        calls = [call for call, root in roots if call.lineno > on_host.get(root, 0)]
-        # `loss.cpu().item()` is one read: the outermost.
-        inner = {id(n) for call in calls for n in ast.walk(call) if n is not call}
-        for call in calls:
-            if id(call) not in inner:
-                self._emit(call, "read-in-step", f"{source_text(call)[:40]} in the step")
-        losses = {holder(call) for call in calls_of("backward", nodes)} - read
-        for text in (n for n in nodes if isinstance(n, ast.BinOp | ast.FormattedValue)):
-            if id(text) not in inner and not losses.isdisjoint(_formatted(text)):
-                self._emit(text, "read-in-step", f"{source_text(text)[:40]} in the step")
-        tensors = _losses_computed(nodes) - read
-        for test in (n.test for n in nodes if isinstance(n, _TESTS)):
-            if _tests_a_tensor(test, tensors):
-                self._emit(test, "read-in-step", f"if {source_text(test)[:40]} in the step")
 
-    # -- syncs ------------------------------------------------------------------------------------
-    def _cuts(self, step: ast.AST, scope: Scope) -> None:
-        """A sync between the forward and the backward pass."""
+class _OfSteps(Rule):
+    """A rule for scripts that reach a TPU by torch_xla or accelerate."""
+
+    nodes: ClassVar[tuple[type[ast.AST], ...]] = _BODIES
+    words = ("torch_xla accelerate",)
+
+    @classmethod
+    def is_worth_parsing(cls, text: str) -> bool:
+        return cls.may_stand_in(text) and uses_device(text)
+
+    @classmethod
+    def concerns(cls, code: Code) -> bool:
+        return code.uses_xla or "accelerate" in code.packages
+
+
+class ReadInStep(_OfSteps):
+    """`loss.item()`, `float(loss)`, `print(loss)` or a test of the loss in each step waits until
+    the device has computed it, and the next step begins late. Read it every so many steps, after
+    the sync."""
+
+    id = "read-in-step"
+    effect = "waits each step"
+    new = "read when logging, after the sync: each read waits for the device"
+    wrong = (
+        "import torch_xla\nfor step, x in enumerate(loader):\n    loss = model(x)\n"
+        "    loss.backward()\n    optimizer.step()\n    torch_xla.sync()\n    print(loss.item())"
+    )
+    right = wrong.replace("    print(", "    if step % 50 == 0:\n        print(")
+    nodes = (*_BODIES, ast.Lambda)
+
+    def visit(self, node: ast.AST) -> Iterator[Found]:
+        if isinstance(node, ast.Lambda):
+            yield from self._of_lambda(node) if self.code.uses_xla else ()
+        elif self.code.part(Steps).is_step(node):
+            nodes = list(_nodes(node.body, every_step=True))  # type: ignore[attr-defined]
+            loads_on_host = self.code.packages.isdisjoint({"torch_xla", "accelerate"})
+            taken = node.target if loads_on_host and isinstance(node, ast.For) else None
+            yield from _reads(nodes, _on_host(taken, nodes))
+
+    def _of_lambda(self, node: ast.Lambda) -> Iterator[Found]:
+        """A function of a loss that reads it: a library calls it with each step's."""
+        given = {argument.arg for argument in node.args.args}
+        call = node.body
+        if isinstance(call, ast.Call) and _is_read(call, set()):
+            of = {n.id for n in nodes_below(call) if isinstance(n, ast.Name)} & given
+            if any(map(LOSS.search, of)) and "print" not in source_text(call.func):
+                yield call, f"{source_text(call)[:40]} in the step"
+
+
+class WaitInStep(_OfSteps):
+    """A barrier, `xm.rendezvous`, `mesh_reduce` or `sync(wait=True)` in each step: the host waits
+    for the device, and every rank for the slowest. Leave it out, or wait once an epoch."""
+
+    id = "wait-in-step"
+    effect = "waits each step"
+    new = "omit it, or wait once an epoch: the step waits for the device and every rank"
+    wrong = (
+        "import torch_xla\nfor x in loader:\n    model(x).backward()\n    optimizer.step()\n"
+        "    torch_xla.sync(wait=True)"
+    )
+    right = wrong.replace("wait=True", "")
+
+    def visit(self, node: ast.AST) -> Iterator[Found]:
+        if self.code.part(Steps).is_body(node):
+            for inner in _nodes(node.body, every_step=True):  # type: ignore[attr-defined]
+                if isinstance(inner, ast.Call) and self._waits(inner):
+                    yield inner.func, f"{source_text(inner)[:40]} in each step"
+
+    def _waits(self, node: ast.Call) -> bool:
+        meanings = self.code.names.resolve(node.func, self.code.scope)
+        if any(m in name_group("syncs") for m in meanings):
+            given = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "wait")]
+            return any(isinstance(v, ast.Constant) and v.value is True for v in given)
+        is_waiting = any(meaning in name_group("waits") for meaning in meanings)
+        return is_waiting or method_of(node) == "wait_for_everyone"
+
+
+class SyncInStep(_OfSteps):
+    """A sync between the forward and the backward pass cuts the step into two programs, with what
+    the backward pass needs kept between them. Once, after `optimizer.step()`, is enough."""
+
+    id = "sync-in-step"
+    effect = "cuts the step in two"
+    new = "once, after optimizer.step(): here it cuts the step into two programs"
+    wrong = (
+        "import torch_xla\nfor x in loader:\n    loss = model(x)\n    torch_xla.sync()\n"
+        "    loss.backward()\n    optimizer.step()"
+    )
+    right = wrong.replace("    torch_xla.sync()\n", "") + "\n    torch_xla.sync()"
+
+    @classmethod
+    def concerns(cls, code: Code) -> bool:
+        return code.uses_xla
+
+    def visit(self, node: ast.AST) -> Iterator[Found]:
+        if not self.code.part(Steps).is_body(node):
+            return
         forward, cut = False, None
-        for call in (getattr(s, "value", None) for s in step.__dict__["body"]):
+        for call in (getattr(s, "value", None) for s in node.body):  # type: ignore[attr-defined]
             if not isinstance(call, ast.Call):
                 continue
-            if any(m in name_group("syncs") for m in self._names.resolve(call.func, scope)):
+            meanings = self.code.names.resolve(call.func, self.code.scope)
+            if any(m in name_group("syncs") for m in meanings):
                 cut = call if forward else None
             elif source_text(call.func).endswith(".backward"):
                 if cut is not None:
-                    text = f"{source_text(cut)[:40]} before backward()"
-                    self._emit(cut.func, "sync-in-step", text)
+                    yield cut.func, f"{source_text(cut)[:40]} before backward()"
                 return
             else:
                 forward |= re.search(r"model|net", source_text(call.func), re.I) is not None
 
-    # -- waits ------------------------------------------------------------------------------------
-    def _wait(self, node: ast.Call, scope: Scope) -> None:
-        function = node.func
-        meanings = self._names.resolve(function, scope)
-        waits = any(meaning in name_group("waits") for meaning in meanings)
-        if any(m in name_group("syncs") for m in meanings):
-            given = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "wait")]
-            waits = any(isinstance(v, ast.Constant) and v.value is True for v in given)
-        if isinstance(function, ast.Attribute) and function.attr == "wait_for_everyone":
-            waits = True
-        if waits:
-            self._emit(function, "wait-in-step", f"{source_text(node)[:40]} in each step")
+
+class GrowingShape(_OfSteps):
+    """`x = torch.cat([x, y])` in a loop makes a tensor of another shape in each pass, and each
+    shape is compiled. Make one tensor of the full length, and move a position through it."""
+
+    id = "growing-shape"
+    effect = "recompiles for each length"
+    new = (
+        "a tensor of the full length, and a position that moves through it: each new shape is "
+        "compiled"
+    )
+    wrong = (
+        "import torch_xla\nfor _ in range(9):\n    tokens = torch.cat([tokens, model(tokens)], 1)"
+    )
+    right = "import torch_xla\nfor at in range(9):\n    tokens[:, at] = model(tokens)"
+    nodes = LOOPS
+
+    @classmethod
+    def concerns(cls, code: Code) -> bool:
+        return code.uses_xla
+
+    def visit(self, node: ast.AST) -> Iterator[Found]:
+        over, target = (source_text(getattr(node, part, ast.Constant(""))) for part in _OVER)
+        for call in () if _PARTS.search(over) else _grown(node.body, {target}):  # type: ignore[attr-defined]
+            yield call.func, source_text(call)[:60]
+
+
+def _reads(nodes: Sequence[ast.AST], on_host: Mapping[str, int]) -> Iterator[Found]:
+    """on_host: names of what the host holds, and the last line where it does."""
+    read = _names_read(nodes)
+    roots = ((n, re.split(r"\W", source_text(n), maxsplit=1)[0]) for n in nodes
+             if isinstance(n, ast.Call) and _is_read(n, read))  # fmt: skip
+    calls = [call for call, root in roots if call.lineno > on_host.get(root, 0)]
+    # `loss.cpu().item()` is one read: the outermost.
+    inner = {id(n) for call in calls for n in ast.walk(call) if n is not call}
+    for call in calls:
+        if id(call) not in inner:
+            yield call, f"{source_text(call)[:40]} in the step"
+    losses = {holder(call) for call in calls_of("backward", nodes)} - read
+    for text in (n for n in nodes if isinstance(n, ast.BinOp | ast.FormattedValue)):
+        if id(text) not in inner and not losses.isdisjoint(_formatted(text)):
+            yield text, f"{source_text(text)[:40]} in the step"
+    tensors = _losses_computed(nodes) - read
+    for test in (n.test for n in nodes if isinstance(n, _TESTS)):
+        if _tests_a_tensor(test, tensors):
+            yield test, f"if {source_text(test)[:40]} in the step"
 
 
 def _grown(block: Sequence[ast.stmt], made: set[str]) -> Iterator[ast.Call]:
@@ -231,7 +310,7 @@ def _names_read(nodes: Sequence[ast.AST]) -> set[str]:
 def _losses_computed(nodes: Sequence[ast.AST]) -> set[str]:
     """Names of losses that the step computes."""
     made = [n for n in nodes if isinstance(n, ast.Assign) and not isinstance(n.value, ast.Constant)]
-    return {name for node in made for name in _bound(node) if _LOSS.search(name)}
+    return {name for node in made for name in _bound(node) if LOSS.search(name)}
 
 
 def _bound(node: ast.Assign | ast.AugAssign) -> list[str]:
@@ -285,7 +364,7 @@ def _takes_a_loss(call: ast.Call, numbers: set[str]) -> bool:
     fields = {id(n.value) for n in inner if isinstance(n, ast.Attribute) and n.attr != "data"
               and id(n) not in methods}  # fmt: skip
     names = {n.id for n in inner if isinstance(n, ast.Name) and id(n) not in fields}
-    shows_loss = any(_LOSS.search(name) for name in names - numbers)
+    shows_loss = any(LOSS.search(name) for name in names - numbers)
     return shows_loss and not any(isinstance(n, ast.Call) and _is_read(n, set()) for n in inner)
 
 
@@ -299,7 +378,9 @@ def _nodes(body: list[ast.stmt], *, every_step: bool = False) -> Iterator[ast.AS
         node = stack.pop()
         # `for key in losses:` within the step is a part of it.
         is_part = (
-            every_step and isinstance(node, ast.For) and not _LOADS.search(source_text(node.iter))
+            every_step
+            and isinstance(node, ast.For)
+            and not LOADS_DATA.search(source_text(node.iter))
         )
         if isinstance(node, _OWN_BODY) and not is_part:
             continue
@@ -313,15 +394,8 @@ def _nodes(body: list[ast.stmt], *, every_step: bool = False) -> Iterator[ast.AS
                 yield node
                 stack.extend((node.test, *node.orelse))
                 continue
-            if (is_off := off_tpu(test)) or _ON_TPU.search(test):
+            if (is_off := off_tpu(test)) is not None:
                 stack.extend(node.orelse if is_off else (node.test, *node.body))
                 continue
         yield node
         stack += children(node)
-
-
-def off_tpu(test: str) -> bool:
-    """Whether a test holds off a TPU: `device == "cuda"`, `not use_xla`."""
-    if _ON_TPU.search(test):
-        return bool(_NEGATED.search(test))
-    return bool(_OFF_TPU.search(test)) and not _NEGATED.search(test)

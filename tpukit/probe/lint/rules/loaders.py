@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.rules.code import Code
+from tpukit.probe.lint.rules.roles import EVALUATION_DATA, TRAINING_DATA
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     argument,
@@ -17,10 +18,6 @@ from tpukit.probe.lint.syntax import (
     trains,
 )
 
-_KEPT_WHOLE = re.compile(
-    r"(?:^|[^a-z])(?:val(?!ue)|eval|test|dev(?!ice)|pred|infer|subm|sub(?:$|_)|holdout|oof|score)"
-)
-_TRAINING = re.compile(r"(?<!s)train|(?:^|_)trn?(?:$|_)")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SHUFFLES = re.compile(r"(?:Distributed|Random)Sampler\((?!.*shuffle=(?!True))")
 _ROWS = {"MNIST": 60_000, "FashionMNIST": 60_000, "CIFAR10": 50_000, "CIFAR100": 50_000}
@@ -31,16 +28,17 @@ _DATA = ("dataset", "sampler")
 class Loaders:
     """The calls of DataLoader in one module, and what surrounds them."""
 
-    def __init__(self, tree: ast.Module, names: Names) -> None:
-        self._tree = tree
-        self._names = names
-        self.parents = {child: node for node in nodes_below(tree) for child in children(node)}
+    def __init__(self, code: Code) -> None:
+        self._tree = code.tree
+        self._names = code.names
+        self._text = code.text
+        self.parents = {child: node for node in nodes_below(code.tree) for child in children(node)}
 
     def feeds_training(self, call: ast.Call) -> bool:
         """Whether names around it, its `shuffle` or a loop with a backward pass show that."""
         words = " ".join(self._words(call))
         is_counted = called_name(self.parents.get(call, call)) == "len"  # and no more
-        if _KEPT_WHOLE.search(words) or is_counted or self._one_batch(call):
+        if EVALUATION_DATA.search(words) or is_counted or self._one_batch(call):
             return False
         loops = self._loops_over(call)
         around = [[outer for outer, _ in self._around(loop)] for loop in loops]
@@ -52,14 +50,14 @@ class Loaders:
         sampler = argument(call, "sampler")
         shares = self._names.possible(sampler) if sampler else []
         shuffles |= any(_SHUFFLES.search(source_text(value)) for value in shares)
-        return bool(_TRAINING.search(words)) or shuffles or any(map(trains, loops))
+        return bool(TRAINING_DATA.search(words)) or shuffles or any(map(trains, loops))
 
-    def fills_batches(self, call: ast.Call, text: str) -> bool:
+    def fills_batches(self, call: ast.Call) -> bool:
         """Whether none is smaller: batches of 1 (also by a command line's default) or of a size
         that divides a public data set."""
         size, data = argument(call, "batch_size", 1), argument(call, "dataset", 0)
         option = getattr(size, "attr", "\0").replace("_", "[-_]")
-        defaults = re.findall(rf"--{option}[\"'][^)]*default\s*=\s*(\d+)\b", text)
+        defaults = re.findall(rf"--{option}[\"'][^)]*default\s*=\s*(\d+)\b", self._text)
         sizes = set(defaults or (map(source_text, self._names.possible(size)) if size else ()))
         values = self._names.possible(data) if data and not argument(call, "sampler") else ()
         made = [_ROWS.get(called_name(value), 0) for value in values]
@@ -73,7 +71,7 @@ class Loaders:
         for node, inner in self._around(call):
             if isinstance(node, FUNCTIONS):
                 name = _words_of(node.name)
-                yield "" if _TRAINING.search(name) and _KEPT_WHOLE.search(name) else name
+                yield "" if TRAINING_DATA.search(name) and EVALUATION_DATA.search(name) else name
                 return
             if isinstance(node, ast.Assign):
                 yield from (_words_of(name) for t in node.targets for name in _names_in(t))

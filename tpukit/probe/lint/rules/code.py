@@ -1,30 +1,52 @@
-"""What a module shows about its training: optimizers, schedulers, loaders, softmaxes."""
+"""What rules ask of a module: its names, optimizers, schedulers, loaders, softmaxes, and where the
+walk stands."""
 
 import ast
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any, TypeVar, cast
 
 from tpukit.knowledge.calls import name_group
-from tpukit.probe.lint.cuda_forms import is_optimizer_step
-from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.names import Names, Scope, imported_roots
+from tpukit.probe.lint.rules.roles import LOADS, is_optimizer_step
 from tpukit.probe.lint.syntax import called_name, holder, method_of, nodes_below, source_text
 
-Mistake = tuple[ast.expr | ast.stmt, str, str]
-"""Place, rule's id, what stands there."""
+Part = TypeVar("Part")
 SCHEDULERS = "torch.optim.lr_scheduler."
-_LOADS = re.compile(r"load|dl\b|batches|_iter\b|iterator", re.I)
 
 
 @dataclass
-class TrainingCode:
-    """One module."""
+class Code:
+    """One module, and what stands around the node that is visited."""
 
     tree: ast.Module
     names: Names
     text: str
+    to_xla: bool = False
+    """Whether it is to run on torch_xla, which it does not import yet."""
+    scope: Scope = field(init=False)
+    under: tuple[tuple[str, ast.If, Scope], ...] = ()
+    """The conditions that must hold for the node to run: text, statement and scope of each."""
+    function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
     _activated: dict[str, set[str]] = field(default_factory=dict)
+    _parts: dict[type, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.scope = self.names.module
+        self.packages = imported_roots(self.tree)
+        self.uses_xla = self.to_xla or "torch_xla" in self.packages
+
+    def part(self, kind: type[Part]) -> Part:
+        """What several rules know of the module together, made once."""
+        if kind not in self._parts:
+            self._parts[kind] = kind(self)  # type: ignore[call-arg]
+        return cast(Part, self._parts[kind])
+
+    def holds(self, test: re.Pattern[str]) -> bool:
+        """Whether one of the conditions around the node is such a test."""
+        return any(test.search(text) for text, *_ in self.under)
 
     def means(self, node: ast.expr, group: str) -> bool:
         """Whether an expression is one of a group of names."""
@@ -120,4 +142,4 @@ def _lasts(names: frozenset[str]) -> frozenset[str]:
 
 def is_loader(value: ast.expr) -> bool:
     """By its name."""
-    return _LOADS.search(source_text(value)) is not None
+    return LOADS.search(source_text(value)) is not None

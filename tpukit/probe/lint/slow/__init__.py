@@ -1,1 +1,0 @@
-"""Finds code that works, but is slow or wrong on TPU."""
