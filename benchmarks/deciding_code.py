@@ -57,16 +57,16 @@ SEARCH = (*COMPILER, *within("probe", "trial.py", "targets.py", "roofline.py"),
 TRIALS = ("tpukit/probe/trial.py", *within("probe", "batch", "trials"))
 EIT = (*within("tasks/eit", "model", "task.py", "settings.py"), "tpukit/train/optimizer.py")
 IMAGES = within("tasks/images", "model", "task.py", "settings.py")
-SUMMARIZE = within("tasks/summarize", "model", "task.py", "settings.py", "data/packing.py")
+SUMMARIZE = within("tasks/llm", "model", "task.py", "settings.py", "data/packing.py")
 GPU_MEMORY = ("tpukit/probe/gpu_memory", UNFILLED, *EAGER)
 TORCH_TPU = within("hardware/eager", "backend.py", "kernel_calls.py", "programs.py", "torch_tpu.py",
                    "torch_tpu_operators.py")  # fmt: skip
-GENERATION = (*EAGER, *within("tasks/summarize", "generation", "model"))
+GENERATION = (*EAGER, *within("tasks/llm", "generation", "model"))
 START = ("tpukit/cli.py", "tpukit/commands/doctor.py", "tpukit/knowledge")
 SEARCHES: Mapping[str, tuple[str, ...]] = {
     "eit": (*SEARCH, *EIT),
     "images": (*SEARCH, *IMAGES),
-    "summarize": (*SEARCH, *SUMMARIZE),
+    "llm": (*SEARCH, *SUMMARIZE),
     "model": (*SEARCH, "tpukit/probe/batch/model_task.py", "benchmarks/tpu_models.py"),
 }
 """The code that decides a search by the TPU compiler, by task."""
@@ -94,21 +94,21 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "image_loading": ("tpukit/tasks/images/data", "tpukit/train/loader.py"),
     "probe_compiler_eit": SEARCHES["eit"],
     "probe_compiler_eit-reference": SEARCHES["eit"],
-    "probe_compiler_gpt2": SEARCHES["summarize"],
-    "probe_compiler_gpt2-lean": SEARCHES["summarize"],
-    "probe_compiler_gpt2-memory": SEARCHES["summarize"],
-    "probe_compiler_slices": SEARCHES["summarize"],
+    "probe_compiler_gpt2": SEARCHES["llm"],
+    "probe_compiler_gpt2-lean": SEARCHES["llm"],
+    "probe_compiler_gpt2-memory": SEARCHES["llm"],
+    "probe_compiler_slices": SEARCHES["llm"],
     "probe_peers_eit": (*TRIALS, *ENGINE, *EAGER, *EIT),
     "probe_peers_eit_xla": (*TRIALS, *ENGINE, *XLA, *EIT),
-    "probe_peers_summarize": (*TRIALS, *ENGINE, *EAGER, *SUMMARIZE),
-    "probe_peers_summarize_xla": (*TRIALS, *ENGINE, *XLA, *SUMMARIZE),
+    "probe_peers_llm": (*TRIALS, *ENGINE, *EAGER, *SUMMARIZE),
+    "probe_peers_llm_xla": (*TRIALS, *ENGINE, *XLA, *SUMMARIZE),
     "public_models": (*COMPILER, *TRIALS, "tpukit/testing.py", "tpukit/probe/parity.py"),
     "run_overhead": ("tpukit/commands/run.py", "tpukit/io/relay.py"),
     "step_traffic": (*COMPILER, *EIT, *SUMMARIZE),
     "summarize_generation": GENERATION,
     "summarize_generation_qwen3": GENERATION,
-    "summarize_quality": (*ENGINE, *EAGER, "tpukit/tasks/summarize"),
-    "summarize_rows": ("tpukit/tasks/summarize/data", "tpukit/train/loader.py"),
+    "summarize_quality": (*ENGINE, *EAGER, "tpukit/tasks/llm"),
+    "summarize_rows": ("tpukit/tasks/llm/data", "tpukit/train/loader.py"),
     "summarize_training": (*ENGINE, *EAGER, *SUMMARIZE),
     "summarize_training_qwen3": (*ENGINE, *EAGER, *SUMMARIZE),
     "torch_tpu_compile": (*STEP, *TORCH_TPU, *EIT, *IMAGES, *SUMMARIZE),

@@ -41,7 +41,7 @@ def bare(function: str, *settings: str) -> tuple[str, ...]:
 
 def language(model: str, *settings: str) -> tuple[str, ...]:
     given = (f"model={model}", "init=scratch", "block_size=1024", *settings)
-    return ("--task", "summarize", *(part for setting in given for part in ("--set", setting)))
+    return ("--task", "llm", *(part for setting in given for part in ("--set", setting)))
 
 
 CASES: dict[str, tuple[int, str, tuple[str, ...]]] = {

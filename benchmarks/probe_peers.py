@@ -1,6 +1,6 @@
 """Finding the largest batch under one memory limit: tpukit, Lightning's finder, accelerate's.
 
-    python benchmarks/probe_peers.py [--task eit|summarize] [--limit 1GB] [--xla]
+    python benchmarks/probe_peers.py [--task eit|llm] [--limit 1GB] [--xla]
 
 All search for the same model, optimizer and limit on this machine's CPU, one after another.
 What each recommends is then tried: `tpukit train` on synthetic data at that batch under the same
@@ -29,7 +29,7 @@ START, ACCELERATE_START = 4, 512
 SAMPLES = 2500
 SETTINGS: dict[str, dict[str, Any]] = {
     "eit": {"size": "tiny"},
-    "summarize": {
+    "llm": {
         "model": "4x4x192", "block_size": 256, "tokenizer": "train", "vocabulary_size": 1024,
         "init": "scratch", "score_samples": 0,
     },
@@ -197,8 +197,8 @@ def make_data(task: str, folder: str) -> None:
 
 def main() -> None:
     arguments = parse()
-    if arguments.xla and arguments.task == "summarize":
-        SETTINGS["summarize"] |= SHORTER
+    if arguments.xla and arguments.task == "llm":
+        SETTINGS["llm"] |= SHORTER
     if arguments.peer:
         finders = {"lightning": lightning_finder, "accelerate": accelerate_finder}
         print(finders[arguments.peer](Training(arguments.task, arguments.limit)))

@@ -1,6 +1,6 @@
 """Which operations of a compiled training step move the bytes: the step's HLO, read line by line.
 
-    python benchmarks/step_traffic.py summarize --rows 56 [--set loss=reference] [--keep]
+    python benchmarks/step_traffic.py llm --rows 56 [--keep]
 
 Each instruction of the program reads its operands from HBM and writes its result there, once; what
 stays on the chip is not counted. Nothing runs on a TPU.

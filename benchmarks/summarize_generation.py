@@ -29,11 +29,11 @@ from summarize_models import END, MODELS, VOCABULARY, make_transformers
 
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
-from tpukit.tasks.summarize.generation.beam import BeamGenerator
-from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
-from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
-from tpukit.tasks.summarize.model.lean import LanguageModel
-from tpukit.tasks.summarize.model.load import load_lm, shape_of
+from tpukit.tasks.llm.generation.beam import BeamGenerator
+from tpukit.tasks.llm.generation.continuous_batching import StreamingGenerator
+from tpukit.tasks.llm.generation.decoding import Decoding, Prompt, plan_generation
+from tpukit.tasks.llm.model.lean import LanguageModel
+from tpukit.tasks.llm.model.load import load_lm, shape_of
 
 MAX_NEW_TOKENS, LONGEST = 80, 1024
 LIVELY, ENDING = 4.0, {"gpt2": 3.2, "qwen3": 3.2}

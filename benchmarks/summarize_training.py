@@ -62,10 +62,10 @@ def since(start: tuple[float, float], end: tuple[float, float]) -> dict:
 def run_tpukit(name: str, batch: int, limit: int | None, rows: int) -> dict:
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
-    from tpukit.tasks.summarize.data.prompt import Example
-    from tpukit.tasks.summarize.evaluate import ListedSamples
-    from tpukit.tasks.summarize.model.load import shape_of
-    from tpukit.tasks.summarize.task import SummarizeTask
+    from tpukit.tasks.llm.data.prompt import Example
+    from tpukit.tasks.llm.evaluate import ListedSamples
+    from tpukit.tasks.llm.model.load import shape_of
+    from tpukit.tasks.llm.task import SummarizeTask
     from tpukit.train.config import TrainConfig
     from tpukit.train.learner import build_learner
     from tpukit.train.task import PlanSettings

@@ -27,7 +27,7 @@ ROWS = 4
 def tasks():
     """Each network by its name."""
     from tpukit.tasks.eit.task import EITTask
-    from tpukit.tasks.summarize.task import SummarizeTask
+    from tpukit.tasks.llm.task import SummarizeTask
 
     gpt = {"model": "4x4x128", "block_size": 128, "init": "scratch", "tokenizer": "gpt2"}
     return {"EIT tiny": EITTask(size="tiny"), "GPT-2 4x4x128": SummarizeTask(**gpt)}

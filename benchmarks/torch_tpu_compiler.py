@@ -33,13 +33,13 @@ TOPOLOGY = "v5e:2x2"
 def network(name: str) -> tuple[Any, Any]:
     """The task and the config that are traced."""
     from tpukit.tasks.eit.task import EITTask
-    from tpukit.tasks.summarize.task import SummarizeTask
+    from tpukit.tasks.llm.task import SummarizeTask
     from tpukit.train.config import TrainConfig
 
     if name.startswith("EIT"):
         config = TrainConfig(ema_decay=0.995, ema_every=10, precision="bf16")
         return EITTask(size="published").for_probing(), config
-    task = SummarizeTask(loss="reference", init="scratch", tokenizer="gpt2")
+    task = SummarizeTask(init="scratch", tokenizer="gpt2")
     return task.for_probing(), TrainConfig(precision="bf16")
 
 

@@ -39,7 +39,7 @@ def text(name: str, tokens: int = 512, vocabulary: int = 30000) -> list[str]:
 
 def language(name: str, tokens: int, *more: str, start: int = 4) -> list[str]:
     """A language model from random weights; rows are `tokens` long, a tenth of them targets."""
-    return ["--task", "summarize", "--data-path", "/nonexistent", "--model", name, "--block-size",
+    return ["--task", "llm", "--data-path", "/nonexistent", "--model", name, "--block-size",
             str(tokens), "--start", str(start), *more]  # fmt: skip
 
 
@@ -58,7 +58,7 @@ MODELS: Mapping[str, list[str]] = {
     "ViT-B/16": image("vit_base_patch16_224"),
     "Swin-T": image("swin_tiny_patch4_window7_224"),
     "BERT base, 512 tokens": text("bert"),
-    "GPT-2 124M, 1024 tokens": ["--task", "summarize", "--loss", "reference"],
+    "GPT-2 124M, 1024 tokens": ["--task", "llm"],
     "DeBERTa-v3 base, 512 tokens": text("deberta-v3-base"),
     "ViT-S/16": image("vit_small_patch16_224"),
     "EfficientNetV2-S": image("tf_efficientnetv2_s"),

@@ -49,12 +49,12 @@ COMMON = {"safe": 8, "balanced": 16, "fast": 32}
 PROGRAMS = (
     program("EIT, quick (`tiny`)", "eit", {"quick": 32}, "--preset", "quick",
             "--start", MOST, "--max", MOST),
-    program("summaries, quick (3 layers of 128, 256 tokens)", "summarize", {"quick": 32},
+    program("summaries, quick (3 layers of 128, 256 tokens)", "llm", {"quick": 32},
             "--preset", "quick", "--start", MOST, "--max", MOST),
     program("images, quick (ResNet-10t, 64 pixels)", "images", {"quick": 64},
             "--preset", "quick", "--start", MOST, "--max", MOST),
     program("EIT (`published`, 110 M)", "eit", {**COMMON, "none": 64}),
-    program("summaries (GPT-2 124M, 1024 tokens)", "summarize",
+    program("summaries (GPT-2 124M, 1024 tokens)", "llm",
             {"safe": 64, "balanced": 128, "fast": 256, "none": 256}),
     program("images (ConvNeXt-T, 224 pixels)", "images", {**COMMON, "none": 64}, "--start", "64"),
 )  # fmt: skip

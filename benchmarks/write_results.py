@@ -184,7 +184,7 @@ def without_data(arguments: Sequence[str]) -> list[str]:
     return [*arguments[:at], *arguments[at + 2 :]]
 
 
-PROBE_PEERS = [f"probe_peers_{task}{xla}" for task in ("eit", "summarize") for xla in ("", "_xla")]
+PROBE_PEERS = [f"probe_peers_{task}{xla}" for task in ("eit", "llm") for xla in ("", "_xla")]
 
 
 def probe_peers() -> str:

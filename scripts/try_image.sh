@@ -70,7 +70,7 @@ for part in $parts; do
   case $part in
     doctor) python -m tpukit doctor --quick --json >"$results/doctor.json" || true ;;
     target)
-      probe gpt2 --task summarize
+      probe gpt2 --task llm
       probe eit --task eit --size published ;;
     xla) run_tests xla -m '(xla or plan) and not slow' ;;
     suite) run_tests suite ;;

@@ -56,7 +56,7 @@ def test_completion_imports_nothing_heavy():
 
 def test_workers_that_read_data_import_no_torch():
     """It takes seconds, in each of them."""
-    functions = ("eit.data.samples", "eit.generate", "summarize.data.token_cache")
+    functions = ("eit.data.samples", "eit.generate", "llm.data.token_cache")
     modules = ", ".join(f"tpukit.tasks.{name}" for name in functions)
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     printed(python("-c", code, cwd=ROOT))

@@ -61,7 +61,7 @@ field's word."""
 FOREIGN_KEYS = {"match", "regex", "hints", "needs"}
 """Fields of the tables that quote other programs."""
 
-DATA_FILES = {"tpukit/tasks/summarize/data/dialogue_parts.toml"}
+DATA_FILES = {"tpukit/tasks/llm/data/dialogue_parts.toml"}
 """Everyday English as data."""
 
 SUBJECTLESS = re.compile(r"(?:Of|Times|Where|Beyond|Below|Less of)\b")

@@ -25,7 +25,7 @@ Attack = Callable[[Path, bytes], Any]
 
 
 def _csv(path: Path, content: bytes) -> None:
-    from tpukit.tasks.summarize.data.rows import extra_columns, read_rows
+    from tpukit.tasks.llm.data.rows import extra_columns, read_rows
 
     path.write_bytes(content)
     extra_columns(path)
@@ -63,7 +63,7 @@ def _published(path: Path, content: bytes) -> None:
 def _transformers(path: Path, content: bytes) -> None:
     import torch
 
-    from tpukit.tasks.summarize.model.load import load_lm, read_pretrained
+    from tpukit.tasks.llm.model.load import load_lm, read_pretrained
 
     (path.parent / "config.json").write_bytes(content)
     (path.parent / "model.safetensors").write_bytes(content[::-1])
@@ -91,7 +91,7 @@ def _sample(path: Path, content: bytes) -> None:
 
 
 def _tokenizer(path: Path, content: bytes) -> None:
-    from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
+    from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer
 
     for suffix in (".tiktoken", ".json"):
         path.with_suffix(suffix).write_bytes(content)
@@ -168,8 +168,8 @@ def _test_set(path: Path, content: bytes) -> None:
 
 def _token_cache(path: Path, content: bytes) -> None:
     """A damaged cache is built again: its tokens are those of the file."""
-    from tpukit.tasks.summarize.data.token_cache import open_token_cache
-    from tpukit.tasks.summarize.data.tokenizer_choice import load_tokenizer
+    from tpukit.tasks.llm.data.token_cache import open_token_cache
+    from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer
 
     path.with_suffix(".csv").write_bytes(b"id,dialogue,summary\n1,a b,c\n")
     path.with_suffix(".tiktoken").write_bytes(ALL_BYTES)
@@ -196,7 +196,7 @@ def _settings(path: Path, content: bytes) -> None:
     from tpukit.commands.options.training import parse_settings
     from tpukit.registry.classes import make_task
     from tpukit.tasks.eit.task import EITConfig, EITTask
-    from tpukit.tasks.summarize.settings import SummarizeConfig
+    from tpukit.tasks.llm.settings import SummarizeConfig
     from tpukit.train.config import TrainConfig, resolve
 
     rng = random.Random(content)

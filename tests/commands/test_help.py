@@ -64,9 +64,9 @@ def test_help_lists_an_own_tasks_constructor_without_importing_it(tmp_path, monk
         ("train --set lerning_rate=1", "Did you mean lr?"),
         ("train --set num_train_epochs=1", "Did you mean epochs?"),
         ("train --model resnet18", "Task eit has no such option. For images: tpukit train --task"
-         " images --model resnet18. For summarize: tpukit summarize-train --model resnet18."),
+         " images --model resnet18. For llm: tpukit summarize-train --model resnet18."),
         ("test --num-beams 4 --task eit", "No such option: --num-beams"),
-        ("predict --task eit --num-beams 4", "Task eit has no such option. Task summarize has one"),
+        ("predict --task eit --num-beams 4", "Task eit has no such option. Task llm has one"),
         ("train --task images --image-sise 3", "Did you mean --image-size?"),
         ("train --lr abc", "'--lr': 'abc' is not a number."),
         ("data eit --n=1e", "'--n': '1e' is not a whole number."),
@@ -83,10 +83,10 @@ def test_a_mistyped_line_names_what_was_meant(line, told, tmp_path, monkeypatch,
 @pytest.mark.parametrize(
     ("task", "line", "told"),
     [
-        ("eit", "predict --num-beams 2", "Task eit has no such option. Task summarize has one"),
+        ("eit", "predict --num-beams 2", "Task eit has no such option. Task llm has one"),
         ("images", "test --sampling-steps 5", "Task images has no such option. Task eit has one"),
         ("eit", "test --sampling-steps 0", "has no checkpoint yet"),
-        ("summarize", "predict --num-beams 2", "has no checkpoint yet"),
+        ("llm", "predict --num-beams 2", "has no checkpoint yet"),
     ],
 )
 def test_a_run_takes_the_options_of_its_own_task(task, line, told, tmp_path, capsys):

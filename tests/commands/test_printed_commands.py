@@ -11,7 +11,7 @@ from runs import TINY, failure, tpukit
 from tpukit.cli import app
 from tpukit.commands import sizing, summarize_train, train
 from tpukit.errors import DataError
-from tpukit.tasks.summarize.evaluate import write_predictions
+from tpukit.tasks.llm.evaluate import write_predictions
 from tpukit.train.run_folder import RunFolder, read_config, write_config
 
 

@@ -240,7 +240,7 @@ def test_a_bare_model_is_measured(tmp_path):
         (["--model", "m.py:make"], "m.py:make has no input"),
         (["--model", "m.py:make", "--input", "x=3:float8"], "'x=3:float8' cannot be read"),
         (["--input", "x=3"], "only a model of your own takes inputs"),
-        (["--task", "summarize", "--model", "m.py:make"], "exclude each other"),
+        (["--task", "llm", "--model", "m.py:make"], "exclude each other"),
     ],
 )
 def test_bad_usage_of_a_bare_model(arguments, says, tmp_path):

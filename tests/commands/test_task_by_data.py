@@ -63,8 +63,8 @@ def two(folder):
         (images, "images", "place/cat/1.png"),
         (image_parts, "images", "place/train/cat/1.png"),
         (image_table, "images", "place/train_images/cat/1.JPG"),
-        (prompts, "summarize", "the columns dialogue, summary of place/train.csv"),
-        (messages, "summarize", "the column messages of place/train.jsonl"),
+        (prompts, "llm", "the columns dialogue, summary of place/train.csv"),
+        (messages, "llm", "the column messages of place/train.jsonl"),
         (samples, "eit", "place/train/1.npz"),
     ],
 )
@@ -89,11 +89,11 @@ def test_data_of_no_task_or_of_several(write, tmp_path):
     assert done.returncode == 2
     if write is two:
         assert "place is data of images (by place/train_images/" in done.stderr
-        assert "and summarize (by the columns question, answer of" in done.stderr
+        assert "and llm (by the columns question, answer of" in done.stderr
     else:
         assert "--data-path place: the task is not clear from what it holds" in done.stderr
     assert "--task. eit: train/*.npz" in done.stderr and "images: CLASS/*.jpg" in done.stderr
-    assert "summarize: train.csv or train.jsonl of prompts" in done.stderr
+    assert "llm: train.csv or train.jsonl of prompts" in done.stderr
     (tmp_path / "place").rename(tmp_path / "data")
     assert "Task 'eit' has no setting" in here("train", *STOPS, cwd=tmp_path).stderr
 
@@ -101,10 +101,10 @@ def test_data_of_no_task_or_of_several(write, tmp_path):
 def test_a_file_names_the_task_too(tmp_path):
     prompts(tmp_path / "place")
     done = here("train", "--data-path", "place/train.csv", *STOPS, cwd=tmp_path)
-    assert "Task: summarize, by the columns dialogue, summary of place/train.csv" in done.stdout
+    assert "Task: llm, by the columns dialogue, summary of place/train.csv" in done.stdout
     config = tmp_path / "own.toml"
     config.write_text("data_path = 'place'\n")
-    assert "Task: summarize" in here("train", "--config", config, *STOPS, cwd=tmp_path).stdout
+    assert "Task: llm" in here("train", "--config", config, *STOPS, cwd=tmp_path).stdout
     done = here("train", "--data-path", "nowhere", *STOPS, cwd=tmp_path)
     assert done.returncode == 2 and "There is no data at nowhere" in done.stderr
     assert "`tpukit data NAME --out nowhere` makes some: eit, images, dialogues" in done.stderr

@@ -113,7 +113,7 @@ def test_their_batch_is_sized_with_their_options(spirals):
     ("line", "told"),
     [
         ("test --run spirals-run --sampling-steps 5", "Task eit has one: give a run of it."),
-        ("predict --run spirals-run --num-beams 5", "Task summarize has one"),
+        ("predict --run spirals-run --num-beams 5", "Task llm has one"),
         ("train --task spirals --target points", "Did you mean point?"),
         ("train --task eit --noise-levels 5", "For spirals: tpukit train --task spirals"),
         ("train --task spiral", "Did you mean spirals?"),

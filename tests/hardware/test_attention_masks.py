@@ -10,8 +10,8 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from tpukit.hardware.backend import TorchOps
-from tpukit.tasks.summarize.model.lean import LanguageModel
-from tpukit.tasks.summarize.model.load import from_scratch, load_lm
+from tpukit.tasks.llm.model.lean import LanguageModel
+from tpukit.tasks.llm.model.load import from_scratch, load_lm
 
 LENGTH, LAYERS = 32, 4
 

@@ -21,7 +21,7 @@ from tpukit.io.sample_submission import match_sample
 from tpukit.io.tables import column_place, read_table, table_file, write_csv
 from tpukit.tasks.images.data.listing import image_table, labelled
 from tpukit.tasks.images.settings import ImagesConfig
-from tpukit.tasks.summarize.data.rows import Columns, read_rows
+from tpukit.tasks.llm.data.rows import Columns, read_rows
 
 COLUMNS = Columns(prompt="text", completion="label")
 HEADER = ["id", "text", "label"]

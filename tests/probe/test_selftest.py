@@ -92,7 +92,7 @@ class Compiling(FakeBackend):
 def test_a_device_that_does_not_do_as_it_should_is_told_of():
     parts = DeviceParts("tpu")
     parts.__dict__["backend"] = Compiling()
-    generated = parts.own("summarize", "generate")
+    generated = parts.own("llm", "generate")
     assert generated["error"].endswith("8 compilations, then 8")
     assert "does not report its memory" in parts.devices()["warning"]
 

@@ -236,7 +236,7 @@ def tasks(name, ranks=""):
     DDP in a process group of one, compared with a run without one."""
     from tpukit.tasks.eit.task import EITTask
     from tpukit.tasks.images.task import ImagesTask
-    from tpukit.tasks.summarize.task import SummarizeTask
+    from tpukit.tasks.llm.task import SummarizeTask
     from tpukit.train.config import TrainConfig
     from tpukit.train.learner import BatchSums, build_learner
     from tpukit.train.task import PlanSettings
@@ -244,7 +244,7 @@ def tasks(name, ranks=""):
     gpt = {"model": "2x2x32", "block_size": 64, "init": "scratch", "tokenizer": "gpt2"}
     task = {
         "eit": lambda: EITTask(size="tiny"),
-        "summarize": lambda: SummarizeTask(**gpt),
+        "llm": lambda: SummarizeTask(**gpt),
         "images": lambda: ImagesTask(model="test_convnext", image_size=32),
         "batch norm": lambda: ImagesTask(model="test_resnet", image_size=96),
     }[name]().for_probing()
@@ -294,11 +294,11 @@ def generation(beams):
     import numpy as np
 
     from tpukit.hardware.eager.programs import StepPrograms
-    from tpukit.tasks.summarize.generation.beam import BeamGenerator
-    from tpukit.tasks.summarize.generation.continuous_batching import StreamingGenerator
-    from tpukit.tasks.summarize.generation.decoding import Decoding, Prompt, plan_generation
-    from tpukit.tasks.summarize.model.lean import LanguageModel
-    from tpukit.tasks.summarize.model.load import from_scratch, load_lm
+    from tpukit.tasks.llm.generation.beam import BeamGenerator
+    from tpukit.tasks.llm.generation.continuous_batching import StreamingGenerator
+    from tpukit.tasks.llm.generation.decoding import Decoding, Prompt, plan_generation
+    from tpukit.tasks.llm.model.lean import LanguageModel
+    from tpukit.tasks.llm.model.load import from_scratch, load_lm
 
     rng = np.random.default_rng(0)
     lengths = rng.permutation(np.repeat([5, 9, 17, 30], 16))

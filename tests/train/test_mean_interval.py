@@ -5,8 +5,8 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from tpukit.tasks.eit.metrics import RANGES
-from tpukit.tasks.summarize.data.rows import Columns, Row
-from tpukit.tasks.summarize.evaluate import score_rows
+from tpukit.tasks.llm.data.rows import Columns, Row
+from tpukit.tasks.llm.evaluate import score_rows
 from tpukit.train.evaluation import mean_interval
 
 TRIALS = 3000

@@ -35,7 +35,7 @@ def summarize_train(
     """
     output = Output(as_json=as_json)
     settings = read_settings(training, sources, own)
-    run = run_training("summarize", settings, plan, output)
+    run = run_training("llm", settings, plan, output)
     if run is not None and export is not None and os.environ.get("RANK", "0") == "0":
         _export(run, export, output)
 

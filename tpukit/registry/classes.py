@@ -5,6 +5,7 @@ import difflib
 import inspect
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
@@ -12,7 +13,7 @@ from weakref import WeakSet
 
 from tpukit.errors import ConfigError
 from tpukit.knowledge.setting_names import nearest_setting
-from tpukit.registry.declared import registered
+from tpukit.registry.declared import current_name, registered
 from tpukit.train.config import TrainConfig, field_problems
 from tpukit.train.task import Task
 from tpukit.train.user_code import (
@@ -41,6 +42,9 @@ def find_task(spec: str) -> type[Task]:
 
     Raises ConfigError naming what is wrong with it.
     """
+    if (name := current_name(spec)) != spec:
+        _say_renamed(spec, name)
+        spec = name
     if spec in registered():
         module, _, name = registered()[spec].partition(":")
         cls = _class_of(import_user_module(module, None, "--task"), name, module)
@@ -65,6 +69,12 @@ def find_task(spec: str) -> type[Task]:
         if near
         else f"There are {', '.join(registered())}, or your own as my_file.py:MyTask.",
     )
+
+
+@cache
+def _say_renamed(earlier: str, name: str) -> None:
+    text = f"--task {earlier} is --task {name} now; the earlier name goes with the next release."
+    print(text, file=sys.stderr)
 
 
 def load_task(spec: str, settings: Mapping[str, Any], data_path: str) -> Task:

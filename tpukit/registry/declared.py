@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, Optional
 
 GROUP = "tpukit.tasks"
+OWN = "tpukit.tasks."
+"""The package of the tasks that come along."""
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 TYPES: Mapping[str, Any] = {
     "bool": bool, "int": int, "float": float, "str": str, "Path": Path, "Literal": Literal,
@@ -32,6 +34,7 @@ def registered() -> Mapping[str, str]:
     """Name of each installed task -> `package.module:CLASS`."""
     found = {point.name: point.value for point in entry_points(group=GROUP)}
     if PROJECT.is_file():  # a checkout, whose metadata may be older than the code
+        found = {name: value for name, value in found.items() if not value.startswith(OWN)}
         found |= tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["entry-points"][
             GROUP
         ]
@@ -137,11 +140,23 @@ class ClassSource:
         return _class_in(self.file, self.tree, name, self.module)
 
 
+@cache
+def current_name(spec: str) -> str:
+    """The name that a task has now, where `spec` is its name in an earlier version."""
+    if spec.isidentifier() and spec not in registered():
+        for name in registered():
+            source = find_source(name)
+            if source is not None and spec in (source.member("earlier_names") or ()):
+                return name
+    return spec
+
+
 def find_source(spec: str) -> ClassSource | None:
     """The class of a registered name, `FILE:CLASS` or `[FOLDER:]MODULE:CLASS`.
 
     None where there is no such task, or its source cannot be read.
     """
+    spec = current_name(spec)
     place, _, name = registered().get(spec, spec).rpartition(":")
     if place.endswith(".py"):
         return _read(Path(place).resolve(), name, None)

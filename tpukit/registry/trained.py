@@ -11,7 +11,7 @@ from torch import nn
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
 from tpukit.registry.classes import SESSION, default_data_path, find_task, make_task, own_class
-from tpukit.registry.declared import registered
+from tpukit.registry.declared import current_name, registered
 from tpukit.train.checks import expect
 from tpukit.train.run_folder import RunFolder, TrainedRun, open_run, read_config
 from tpukit.train.task import Task
@@ -75,7 +75,7 @@ def open_trained(
         cls = own_class(type(task))
     else:
         cls = own_class(task) if isinstance(task, type) else find_task(task or _recorded_spec(run))
-    if cls.name != run.task:
+    if run.task not in (cls.name, *cls.earlier_names):
         raise CheckpointError(
             f"{run.path} is a run of task {run.task!r}, not {cls.name!r}.",
             "Name its own task with --task, or another run with --run DIR.",
@@ -105,8 +105,8 @@ def _recorded_spec(run: TrainedRun) -> str:
     place = (run.source or "").partition(":")[0]
     if run.source is not None and (place == SESSION or Path(place).exists()):
         return run.source
-    if run.task in registered():
-        return run.task
+    if (name := current_name(run.task)) in registered():
+        return name
     if run.source is None:
         raise CheckpointError(
             f"{run.path} is a run of task {run.task!r} and does not record the file of its class.",

@@ -133,6 +133,8 @@ def require_same_arithmetic(
     Checkpoints of earlier versions do not identify their data: that is a warning.
     """
     before = {**EARLIER_VALUES, **checkpoint.state.identity}
+    if before.get("task") in plan.task.earlier_names:
+        before["task"] = plan.task.name
     unknown = sorted(plan.datasets.identity.keys() - before.keys())
     if unknown:
         log(

@@ -195,6 +195,8 @@ class Task(ABC):
     defaults: TrainingDefaults = TrainingDefaults()
     presets: ClassVar[Mapping[str, Preset]] = {}
     """Presets by name: quick, safe, balanced, fast."""
+    earlier_names: ClassVar[tuple[str, ...]] = ()
+    """Names of the task in earlier versions, which recorded runs have."""
     earlier_settings: ClassVar[Mapping[str, str]] = {}
     """Settings of earlier versions, and what there is instead; older runs record them."""
     cpu_preset: ClassVar[str | None] = None

@@ -32,7 +32,7 @@ def open_initial_run(task: Task, source: str, log: Callable[[str], None]) -> Tra
     except CheckpointError as error:
         hint = "Give the folder of a run, or one of its checkpoints."
         raise CheckpointError(f"--init-from: {error.message}", hint) from error
-    if run.task != task.name:
+    if run.task not in (task.name, *task.earlier_names):
         raise CheckpointError(
             f"--init-from {source} is a run of task {run.task!r}, not {task.name!r}.",
             "Copy what fits in the task's `initialize(model, data)`, from"

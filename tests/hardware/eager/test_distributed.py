@@ -20,7 +20,7 @@ from tpukit.hardware.backend import TorchOps
 from tpukit.hardware.eager.distributed import FSDP, repeated_blocks
 from tpukit.tasks.eit.task import TRAINING, EITTask
 from tpukit.tasks.images.task import ImagesTask
-from tpukit.tasks.summarize.task import SummarizeTask
+from tpukit.tasks.llm.task import SummarizeTask
 
 ENTRIES = entries()
 CALLS_FORWARD = {"timm-hrnet"}

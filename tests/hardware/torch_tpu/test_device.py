@@ -132,7 +132,7 @@ def test_what_a_step_reads_in_python_counts_as_on_the_cpu():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("task", ["eit", "summarize", "images"])
+@pytest.mark.parametrize("task", ["eit", "llm", "images"])
 def test_a_step_and_a_validation_batch_of_each_task_are_one_program(task):
     found = case("tasks", task)
     assert (found["programs"], found["others"]) == (1, 0)

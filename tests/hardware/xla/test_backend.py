@@ -7,7 +7,7 @@ import pytest
 from runs import VIRTUAL_TPU, last_json, result, script, tpukit
 
 from tpukit.knowledge.versions import same_release
-from tpukit.tasks.summarize.generate import write_dialogues
+from tpukit.tasks.llm.generate import write_dialogues
 
 pytestmark = pytest.mark.xla
 

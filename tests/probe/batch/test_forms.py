@@ -172,7 +172,7 @@ class InThisProcess:
         self.target = find_any("2GB")
         settings = {"model": "6x2x64", "block_size": 256, "recompute": recompute,
                     "tokenizer": "train", "vocabulary_size": 400}  # fmt: skip
-        arguments = {"spec": "summarize", "settings": settings, "data_path": "/nonexistent"}
+        arguments = {"spec": "llm", "settings": settings, "data_path": "/nonexistent"}
         self.runner = TrialRunner(
             TrialSetup(TaskSource(TASK_FACTORY, arguments), TrainConfig(), "2GB")
         )

@@ -40,7 +40,7 @@ DECLARED = {
 """Command -> what a task calls its options of it."""
 DEFAULT_TASK = "eit"
 """The task of a command line that names neither task nor data nor run."""
-OWN_COMMANDS = {"summarize-train": "summarize"}
+OWN_COMMANDS = {"summarize-train": "llm"}
 """Command -> the one task that it is about."""
 TaskOption = Annotated[
     str | None,

@@ -1,0 +1,124 @@
+"""The task: what opening the data yields is passed on, never written onto the task."""
+
+from pathlib import Path
+
+import pytest
+
+from tpukit.tasks.llm.generate import write_dialogues
+from tpukit.tasks.llm.model.lean import LanguageModel
+from tpukit.tasks.llm.task import SummarizeTask
+from tpukit.train.task import MicroBatch, PlanSettings
+
+SETTINGS = {"model": "1x2x16", "tokenizer": "train", "vocabulary_size": 300, "block_size": 256}
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> SummarizeTask:
+    write_dialogues(tmp_path / "data", 200, 0)
+    return SummarizeTask(data_path=str(tmp_path / "data"), **SETTINGS)
+
+
+def shapes(task: SummarizeTask, micro_batches: list[MicroBatch]) -> set[tuple[int, ...]]:
+    return {(micro.rows, micro.shape.length, micro.shape.targets) for micro in micro_batches}
+
+
+def test_plans_of_several_runs_do_not_disturb_each_other(task) -> None:  # type: ignore[no-untyped-def]
+    """Micro-batches carry their shape: another plan in between changes nothing."""
+    data = task.datasets()
+    settings = PlanSettings(32, 16, 2, 0)
+    micro = task.plan(data.train, settings).step(0)[0]
+    task.plan(data.train, PlanSettings(32, 4, 1, 0))
+    batch = task.collate([data.train[key.sample] for key in micro.keys], micro)
+    assert batch["tokens"].shape == (micro.rows, micro.shape.length)
+    assert batch["labels"].shape == (2, micro.shape.targets)
+
+
+def test_validation_and_probing_have_the_shapes_of_training(task) -> None:  # type: ignore[no-untyped-def]
+    """In whatever order they are asked for, and by a task that planned nothing."""
+    task = SummarizeTask(**{**vars(task.config), "packing": False})
+    data, settings = task.datasets(), PlanSettings(32, 16, 2, 0, compiles=True)
+    plan = task.plan(data.train, settings)
+    trained = shapes(task, [micro for step in range(12) for micro in plan.step(step)])
+    other = SummarizeTask(**vars(task.config))
+    validated = list(other.evaluation_batches(data.valid, settings))
+    assert shapes(task, validated) <= trained
+    assert sorted(k.sample for m in validated for k in m.keys) == list(range(len(data.valid)))
+    probed = {
+        (*batch["tokens"].shape, batch["labels"].shape[1])
+        for batch in SummarizeTask(**vars(task.config)).probe_batches(settings)
+    }
+    assert trained <= probed
+
+
+def test_probing_covers_the_shapes_of_training_where_they_are_free(task) -> None:  # type: ignore[no-untyped-def]
+    data, settings = task.datasets(), PlanSettings(32, 16, 2, 0)
+    plan = task.plan(data.train, settings)
+    trained = shapes(task, [micro for step in range(12) for micro in plan.step(step)])
+    probed = [
+        (*batch["tokens"].shape, batch["labels"].shape[1]) for batch in task.probe_batches(settings)
+    ]
+    for shape in trained:
+        assert any(all(n <= m for n, m in zip(shape, most, strict=True)) for most in probed)
+
+
+def test_a_restored_task_needs_neither_data_nor_tokenizer(task, ops) -> None:  # type: ignore[no-untyped-def]
+    data = task.datasets()
+    elsewhere = SummarizeTask(**{**vars(task.config), "data_path": "nowhere"})
+    restored = elsewhere.restore(data.artifacts)
+    assert restored.tokenizer.to_bytes() == task.tokenizer.to_bytes()
+    assert restored.shape == task.shape
+    assert restored.build_model(ops).lm.config.n_embd == 16
+    assert elsewhere.train_file == Path("nowhere/train.csv")
+    with pytest.raises(Exception, match="nowhere"):
+        _ = elsewhere.tokenizer
+
+
+def test_probing_leaves_the_task_as_it_was(tmp_path: Path, ops) -> None:  # type: ignore[no-untyped-def]
+    """GPT-2 in a place without data or network: its shape is known, its weights are not read."""
+    task = SummarizeTask(data_path=str(tmp_path / "none"), block_size=64, packing=False)
+    probed = task.for_probing()
+    assert probed.shape.vocabulary_size == 50257 and probed.pretrained is None
+    assert [batch["tokens"].shape for batch in probed.probe_batches(PlanSettings(4, 4, 2, 0))] == [
+        (4, 64)
+    ]
+    assert "pretrained" not in vars(task) and "shape" not in vars(task)
+
+
+def test_a_number_is_a_choice_of_recomputation(task, ops) -> None:  # type: ignore[no-untyped-def]
+    """`--set recompute=1`."""
+    artifacts = task.datasets().artifacts
+    for given, computed in ((1, True), (0, False), (True, True), ("auto", False)):
+        chosen = SummarizeTask(**{**vars(task.config), "recompute": given})
+        lm = chosen.restore(artifacts).build_model(ops).lm
+        assert lm.is_gradient_checkpointing is computed
+
+
+def test_the_identity_covers_the_data_not_its_place(task, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    data = task.datasets()
+    assert "data" not in task.identity()
+    (tmp_path / "data").rename(tmp_path / "moved")
+    moved = SummarizeTask(**{**vars(task.config), "data_path": str(tmp_path / "moved")})
+    assert moved.datasets().identity == data.identity
+    with (tmp_path / "moved" / "train.csv").open("a") as file:
+        file.write("new,Ann: hi,They greet.\n")
+    assert moved.datasets().identity != data.identity
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+def test_the_inference_model_has_its_adapters(task, ops, kind) -> None:  # type: ignore[no-untyped-def]
+    """Merged, or beside weights in bf16, which would round most of an update away."""
+    import torch
+
+    settings = {**vars(task.config), "lora_rank": 2, "weights": kind}
+    adapted = SummarizeTask(**settings).restore(task.datasets().artifacts)
+    model = adapted.build_model(ops).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    weights = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    used = adapted.inference_model(ops, weights).eval()
+    assert isinstance(used, LanguageModel)
+    adapters = [name for name, _ in used.named_parameters() if "lora_" in name]
+    assert bool(adapters) == (kind == "bf16")
+    tokens, atol = torch.arange(20)[None], 1e-5 if kind == "fp32" else 0.0
+    assert torch.allclose(used(tokens), model(tokens), atol=atol, rtol=atol)

@@ -1,0 +1,286 @@
+"""The tokenizer of a Hugging Face directory: its special tokens and its chat template."""
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import cached_property
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.llm.data.tokenizer import END_OF_TEXT, Tokenizer
+
+Array = np.ndarray[Any, Any]
+FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json",
+         "generation_config.json", "special_tokens_map.json")  # fmt: skip
+OTHER_FILES = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+"""Files of tokenizers without a tokenizer.json, which transformers converts."""
+DATE = date(2024, 7, 26)
+"""Today for templates that ask, the default of Llama 3's: the same tokens each day."""
+PLACE = "\u2009\u2042{}\u2042\u2009"
+"""Text that stands for data while the template is rendered, between thin spaces."""
+ASKED = (("user", PLACE.format(0)),)
+ANSWERED = (*ASKED, ("assistant", PLACE.format(1)))
+WRITTEN = re.compile("(\u2009?)\u2042(\\d+)\u2042(\u2009?)")
+"""A place as the template wrote it: blank or nothing, number, blank or nothing."""
+GENERATION = re.compile(r"({%[-+]?\s*)(end)?generation(?=\s*[-+]?%})")
+"""Statements of a template around what transformers' masks mark as the assistant's."""
+
+
+class ChatPieces(NamedTuple):
+    """What a chat template writes around the places of some messages."""
+
+    texts: tuple[str, ...]
+    """Before, between and after the places."""
+    order: tuple[int, ...]
+    """The places as they are written in turn; some templates move or drop a system's."""
+    trimmed: tuple[tuple[bool, bool], ...]
+    """Whether the blanks go at the beginning and at the end of each of these."""
+
+
+@dataclass(frozen=True)
+class HubTokenizer:
+    """The files of a tokenizer as they are, and what ends a completion."""
+
+    files: dict[str, str]
+    source: str
+    chat: bool = False
+    """A completion ends where the chat template ends the assistant's message."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """A tokenizer.json with what lies beside it, or a directory of any tokenizer that
+        transformers reads. Raises `DataError` where there is none, or not all of its parts."""
+        folder = path if path.is_dir() else path.parent
+        try:
+            files = _texts(folder)
+            if path != folder:
+                files["tokenizer.json"] = path.read_text(encoding="utf-8")
+            elif "tokenizer.json" not in files:
+                files |= _converted(folder)
+            made = cls(files, str(folder))
+            _ = made._whole, made._settings
+        except Exception as error:  # the tokenizers library raises plain ones
+            cause = str(error).partition("\n")[0].rstrip(".")
+            raise DataError(
+                f"Cannot read the tokenizer of {path}: {cause}.",
+                "Give a .tiktoken or tokenizer.json file, or the directory of a model.",
+            ) from error
+        return made
+
+    def to_bytes(self) -> bytes:
+        kept = {"files": self.files, "source": self.source, "chat": self.chat}
+        return json.dumps(kept, sort_keys=True).encode()
+
+    def for_chat(self) -> Self:
+        """The same, ending completions as the chat template does."""
+        return replace(self, chat=True)
+
+    @cached_property
+    def _whole(self) -> Any:
+        from tokenizers import Tokenizer
+
+        whole = Tokenizer.from_str(self.files["tokenizer.json"])
+        whole.no_padding()
+        whole.no_truncation()
+        return whole
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        """The fields of the files, those of the tokenizer before the model's."""
+        found: dict[str, Any] = {}
+        for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+            found |= json.loads(self.files.get(name, "{}"))
+        return found
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Tokens, special ones included."""
+        return int(max(self._whole.get_vocab(with_added_tokens=True).values())) + 1
+
+    @property
+    def text_size(self) -> int:
+        """Tokens of texts and prompts: others may lie beyond what a model has (Gemma's images)."""
+        around = "".join(self.chat_pieces(ANSWERED).texts) if self.chat else ""
+        plain = [token for text, token in self._whole.get_vocab(with_added_tokens=True).items()
+                 if not self._special.fullmatch(text)]  # fmt: skip
+        return int(max(*plain, *self.prefix, *self.encode_parts([around]), self.end)) + 1
+
+    @cached_property
+    def prefix(self) -> list[int]:
+        """Tokens that every text begins with."""
+        whole = self._whole.encode("a")
+        return [] if self.chat else list(whole.ids[: whole.special_tokens_mask.index(0)])
+
+    @cached_property
+    def end(self) -> int:
+        """The token that ends a completion. Raises `DataError` where the files name none."""
+        if self.chat:
+            after = self.chat_pieces(ANSWERED).texts[-1]
+            tokens = self.encode_parts([after.strip()])
+            if tokens:
+                return tokens[0]
+        named = self._settings.get("eos_token") or self._settings.get("eos_token_id")
+        named = named[0] if isinstance(named, list) else named
+        text = named["content"] if isinstance(named, dict) else named
+        found = self._whole.token_to_id(text or END_OF_TEXT) if not isinstance(text, int) else text
+        if found is None:
+            raise DataError(
+                f"{self.source} names no end token.",
+                "Add eos_token to tokenizer_config.json.",
+            )
+        return int(found)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end an answer: `end`, and those that the files list for generation."""
+        texts = (self.files.get(name, "{}") for name in ("generation_config.json", "config.json"))
+        named = [json.loads(text).get("eos_token_id") for text in texts]
+        known: Any = next((ids for ids in named if ids is not None), [])
+        return frozenset([self.end, *(known if isinstance(known, list) else [known])])
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of `text`; special tokens are never among them, whatever the text says."""
+        return list(self._encode(text, plain=True).ids)
+
+    def encode_parts(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of the texts together, which a template, whose special tokens are meant, and
+        its data have written in turn."""
+        return self.encode_spans(texts)[0]
+
+    def encode_spans(self, texts: Sequence[str]) -> tuple[list[int], Array, Array]:
+        """As `encode_parts`; and in which of the texts each token begins and ends."""
+        if any(self._special.search(text) for text in texts[1::2]):
+            parts = [self._encode(text, plain=n % 2 == 1).ids for n, text in enumerate(texts)]
+            each = np.repeat(np.arange(len(texts)), [len(part) for part in parts])
+            return [token for part in parts for token in part], each, each
+        whole = self._encode("".join(texts), plain=False)
+        ends = np.cumsum([len(text) for text in texts])
+        offsets = np.array(whole.offsets, np.int64).reshape(-1, 2)
+        first = np.searchsorted(ends, offsets[:, 0], side="right").clip(max=len(texts) - 1)
+        return list(whole.ids), first, np.searchsorted(ends, offsets[:, 1])
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        """The texts of special tokens."""
+        added = json.loads(self.files["tokenizer.json"]).get("added_tokens") or []
+        texts = [re.escape(token["content"]) for token in added if token.get("special")]
+        return re.compile("|".join(texts) or "(?!)")
+
+    def _encode(self, text: str, *, plain: bool) -> Any:
+        self._whole.encode_special_tokens = plain
+        return self._whole.encode(text, add_special_tokens=False)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Text up to the first end token, without special tokens."""
+        kept = takewhile(lambda token: token not in self.ends, map(int, tokens))
+        text: str = self._whole.decode([*kept])
+        return text
+
+    def with_places(self, text: str, first: int) -> tuple[str, list[str]]:
+        """A message as the template sees it: what the template may look for (`</think>`), and
+        places, numbered from `first`, for the rest, which comes second."""
+        parts = self._sought.split(text)
+        rest, numbers = [part for part in parts[::2] if part], count(first)
+        parts[::2] = [part and PLACE.format(next(numbers)) for part in parts[::2]]
+        return "".join(parts), rest
+
+    def chat_pieces(self, messages: Sequence[tuple[str, str]], *, asks: bool = False) -> ChatPieces:
+        """What the chat template writes around the places in messages (role, text).
+
+        asks: whether the assistant's next message follows.
+        """
+        from jinja2 import TemplateError
+
+        tokens = {n: v["content"] if isinstance(v, dict) else v
+                  for n, v in self._settings.items() if n.endswith("_token")}  # fmt: skip
+        try:
+            text = self._chat_environment.from_string(self._template).render(
+                messages=[{"role": role, "content": text} for role, text in messages],
+                add_generation_prompt=asks, tools=None, documents=None, **tokens,
+            )  # fmt: skip
+        except TemplateError as error:
+            raise DataError(
+                f"{self.source}: its chat template refuses"
+                f" {', '.join(role for role, _ in messages)}: {error}.",
+                "Order the messages as the template wants them.",
+            ) from error
+        pieces = WRITTEN.split(text)
+        blanks = zip(pieces[1::4], pieces[3::4], strict=True)
+        return ChatPieces(
+            tuple(pieces[::4]), tuple(map(int, pieces[2::4])),
+            tuple((not before, not after) for before, after in blanks),
+        )  # fmt: skip
+
+    @cached_property
+    def _chat_environment(self) -> Any:
+        """As transformers renders templates."""
+        from jinja2 import TemplateError
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        def refuse(message: str) -> None:
+            raise TemplateError(message)
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.globals |= {"raise_exception": refuse, "strftime_now": DATE.strftime}
+        environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+        return environment
+
+    @cached_property
+    def _sought(self) -> re.Pattern[str]:
+        """What the template may look for in a message, with the blanks around it, which it may
+        strip; special tokens of texts mean nothing."""
+        from jinja2 import nodes
+
+        found = self._chat_environment.parse(self._template).find_all(nodes.Const)
+        texts = {one.value.strip() for one in found if isinstance(one.value, str)}
+        marks = [re.escape(text) for text in sorted(texts, key=len, reverse=True)
+                 if len(text) > 2 and not text.isalpha()
+                 and not self._special.search(text)]  # fmt: skip
+        return re.compile(rf"(^\s+|(?:(?<!\s)\s+)?(?:{'|'.join(marks) or '(?!)'})\s*)")
+
+    @cached_property
+    def _template(self) -> str:
+        template = self.files.get("chat_template.jinja") or self._settings.get("chat_template")
+        if isinstance(template, list):
+            template = next((t["template"] for t in template if t["name"] == "default"), None)
+        if not template:
+            raise ConfigError(
+                f"chat: {self.source} has no chat template.",
+                "Leave `chat` out, or give weights that were trained to chat.",
+            )
+        return GENERATION.sub(lambda m: f"{m[1]}{'endif' if m[2] else 'if true'}", str(template))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("tokenizer.json", *OTHER_FILES))
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    there = [name for name in FILES if (folder / name).is_file()]
+    return {name: (folder / name).read_text(encoding="utf-8") for name in there}
+
+
+def _converted(folder: Path) -> dict[str, str]:
+    """The files of a tokenizer that has no tokenizer.json, as transformers converts it."""
+    from transformers import AutoTokenizer
+
+    with tempfile.TemporaryDirectory() as made:
+        AutoTokenizer.from_pretrained(folder, local_files_only=True).save_pretrained(made)
+        return _texts(Path(made))
+
+
+def tokenizer_from_bytes(content: bytes, source: str) -> Tokenizer | HubTokenizer:
+    """What `to_bytes` of either kind of tokenizer made."""
+    if content.startswith(b"{"):
+        return HubTokenizer(**json.loads(content))
+    return Tokenizer.from_bytes(content, source)

@@ -1,0 +1,262 @@
+"""A sample as the model sees it: the prompt of a row, its completion, the end token."""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.llm.data.hub_tokenizer import ANSWERED, ASKED, HubTokenizer
+from tpukit.tasks.llm.data.rows import DIALOGUES, Columns, Row
+from tpukit.tasks.llm.data.tokenizer import Tokenizer, first_tokens
+
+BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"
+BEFORE_SUMMARY = "\n\n### SUMMARY:\n"
+LONGEST_SUMMARY_SHARE = 0.3
+"""A summary that needs more of the context than this leaves too little to the dialogue."""
+SYSTEM = ("system", "developer")
+
+
+class Example(NamedTuple):
+    """The tokens of one sample."""
+
+    tokens: list[int]
+    targets: int
+    """How many of the last tokens are learned, or with `learned` how many of them all."""
+    learned: list[bool] | None = None
+    """Which tokens are learned, where they are not the last ones."""
+
+
+@dataclass(frozen=True)
+class PromptStyle:
+    """How a row becomes a prompt."""
+
+    columns: Columns = DIALOGUES
+    template: str | None = None
+    """Text with `{column}`s; None: the markers of dialogue summaries, or in a chat nothing."""
+    chat: bool = False
+    """The chat template of the tokenizer goes around it."""
+
+    def check(self) -> None:
+        """Raises `ConfigError` for a template without the prompt's column, or beside messages."""
+        if self.columns.has_messages and self.template is not None:
+            raise ConfigError(
+                "template: conversations have none beside the chat template.",
+                "Leave it out, or name a prompt_column of plain text.",
+            )
+        name = f"{{{self.columns.prompt}}}"
+        if self.template is not None and self.template.count(name) != 1:
+            raise ConfigError(
+                f"template {self.template!r} must hold {name} once.",
+                "It is the column that is cut in long prompts; `prompt_column` names it.",
+            )
+
+    def too_long(self, block_size: int) -> str:
+        """What the rows have that are left out."""
+        if self.columns.has_messages:
+            return f"conversations of more than {block_size} tokens"
+        if self == SUMMARIES:
+            return f"completions of over {LONGEST_SUMMARY_SHARE:.0%} of {block_size} tokens"
+        return f"completions of over half of {block_size} tokens that do not fit with their prompts"
+
+    @cached_property
+    def around(self) -> tuple[str, str]:
+        """Texts before and after the prompt's column."""
+        if self.template is None:
+            return ("", "") if self.chat else (BEFORE_DIALOGUE, BEFORE_SUMMARY)
+        before, _, after = self.template.partition(f"{{{self.columns.prompt}}}")
+        return before, after
+
+    @cached_property
+    def places(self) -> re.Pattern[str]:
+        """Where a template holds a further column; its group is the name."""
+        return re.compile(f"{{({'|'.join(map(re.escape, self.columns.further)) or '(?!)'})}}")
+
+
+SUMMARIES = PromptStyle()
+"""Style of dialogue summaries."""
+
+
+class PromptFormat:
+    """Builds prompts that fit; what is too long is cut from the end of the prompt's column."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | HubTokenizer,
+        block_size: int,
+        style: PromptStyle = SUMMARIES,
+    ) -> None:
+        if isinstance(tokenizer, HubTokenizer):
+            self._pieces = lru_cache(4096)(tokenizer.chat_pieces)
+        elif style.chat:
+            raise ConfigError(
+                "chat: this tokenizer has no chat template.", "Give --init DIR of a chat model."
+            )
+        self.tokenizer = tokenizer
+        self.block_size = block_size
+        self.style = style
+        self._prefix = getattr(tokenizer, "prefix", [])
+
+    def prompt(self, row: Row, room_after: int) -> list[int]:
+        """The prompt of a row, leaving `room_after` tokens of the context free.
+
+        The tokens are those of the whole text, as transformers makes them.
+        """
+        if self.style.columns.has_messages:
+            room = max(self.block_size - room_after, 1)
+            while (excess := len(tokens := self._conversation(row)[0]) - room) > 0:
+                row = _without_oldest_turn(row) or self._cut(row, excess)
+            return tokens
+        room = self.block_size - room_after - len(self._prefix)
+        before, text, after = self._parts(row)
+        encode = self.tokenizer.encode_parts
+        tokens = first_tokens(lambda text: encode([*before, text, *after]), text, max(room, 0) + 1)
+        if len(tokens) > room:
+            end, column = encode(after), self.style.columns.prompt
+            kept = room - len(end)
+            if kept < (least := len(encode(before))):
+                raise DataError(
+                    f"Row {row.number}: without {column!r} the prompt has {least + len(end)}"
+                    f" tokens; {room} of the context of {self.block_size} are left for it.",
+                    "Raise --block-size, shorten the template, or name the longest of its columns"
+                    " with --prompt-column: it is cut.",
+                )
+            tokens = first_tokens(lambda text: encode([*before, text]), text, kept) + end
+        return [*self._prefix, *tokens]
+
+    def _parts(self, row: Row) -> tuple[list[str], str, list[str]]:
+        """The prompt's column, and what is before and after it: texts of the template and of
+        further columns in turn."""
+        before, after = (self.style.places.split(part) for part in self.style.around)
+        for part in (before, after):
+            part[1::2] = [row.further[name] for name in part[1::2]]
+        parts = [*before, row.dialogue, *after]
+        if self.style.chat:
+            pieces = self._pieces(ASKED, asks=True)
+            parts = _stripped(parts, *pieces.trimmed[0])
+            parts[0], parts[-1] = pieces.texts[0] + parts[0], parts[-1] + pieces.texts[1]
+        return parts[: len(before)], parts[len(before)], parts[len(before) + 1 :]
+
+    def example(self, row: Row) -> Example | None:
+        """Prompt, completion and end token, and the same of a rejected completion after them; None
+        where they are too long to learn from.
+
+        Of a conversation the assistant's messages are learned, of a pair the completions alone. The
+        last message follows what asks for it, as in generation; some templates (Qwen3's) write
+        another beginning before a last message that is known.
+        """
+        columns = self.style.columns
+        said = [row.summary] if columns.rejected is None else [row.summary, row.rejected]
+        if self.style.chat:
+            trimmed = self._pieces(ANSWERED).trimmed[1]
+            said = [text for each in said for text in _stripped([each], *trimmed)]
+        answers = [[*first_tokens(self._answer, text, self.block_size), self.tokenizer.end]
+                   for text in said]  # fmt: skip
+        longest = max(map(len, answers))
+        if columns.has_messages:
+            prompt, learned = self._conversation(row)
+        else:
+            prompt = self.prompt(row, min(longest, self.block_size // 2))
+            learned = [False] * len(prompt)
+        fits = len(prompt) + longest <= self.block_size
+        if self.style == SUMMARIES:
+            fits = longest - 1 <= int(self.block_size * LONGEST_SUMMARY_SHARE)
+        if not fits:
+            return None
+        tokens = [token for answer in answers for token in (*prompt, *answer)]
+        if not columns.flags_learned:
+            return Example(tokens, longest)
+        if columns.rejected:
+            learned = [False] * len(prompt)
+        flags = [flag for answer in answers for flag in (*learned, *[True] * len(answer))]
+        return Example(tokens, sum(flags), flags)
+
+    def _answer(self, said: str) -> list[int]:
+        """The tokens of an answer as they follow those of the prompt in the whole text.
+
+        Alone it would begin with the blank that some tokenizers write before every text.
+        """
+        asks, gap = self._lead
+        before = self.tokenizer.encode_parts([asks])
+        tokens = self.tokenizer.encode_parts([asks + gap, said])
+        follows = asks and tokens[: len(before)] == before
+        return tokens[len(before) :] if follows else self.tokenizer.encode(said)
+
+    @cached_property
+    def _lead(self) -> tuple[str, str]:
+        """The end of a prompt, and the blank that the chat template writes before an answer."""
+        if not isinstance(self.tokenizer, HubTokenizer):
+            return "", ""
+        if not self.style.chat:
+            return self.style.places.split(self.style.around[1])[-1], ""
+        asks = self._pieces(ASKED, asks=True).texts[-1]
+        gap = self._pieces(ANSWERED).texts[1].removeprefix(asks)
+        # Other text before a known answer (Qwen3's empty thought) is not in a prompt.
+        return asks, "" if gap.strip() else gap
+
+    def _conversation(self, row: Row) -> tuple[list[int], list[bool]]:
+        """The tokens of a conversation before its last answer, and which of them the assistant
+        says."""
+        assert isinstance(self.tokenizer, HubTokenizer)
+        messages: list[tuple[str, str]] = []
+        data: list[tuple[str, int]] = []
+        for number, message in enumerate(json.loads(row.dialogue), 1):
+            seen, rest = self.tokenizer.with_places(message["content"], len(data))
+            messages.append((message["role"], seen))
+            data += [(text, number) for text in rest]
+        try:
+            pieces = self._pieces(tuple(messages), asks=True)
+        except DataError as error:
+            raise DataError(f"Row {row.number}: {error.message}", error.hint) from error
+        parts = [pieces.texts[0]]
+        for place, trimmed, piece in zip(*pieces[1:], pieces.texts[1:], strict=True):
+            parts += [*_stripped([data[place][0]], *trimmed), piece]
+        tokens, first, last = self.tokenizer.encode_spans(parts)
+        said_by = np.zeros(len(parts), int)
+        said_by[1::2] = [data[place][1] for place in pieces.order]
+        # What lies between two parts of one message belongs to it.
+        said_by[2:-1:2] = np.where(said_by[1:-2:2] == said_by[3::2], said_by[3::2], 0)
+        own = np.array([False, *(role == "assistant" for role, _ in messages)])[said_by]
+        learned = own[first] | own[last]
+        follows = np.append(False, learned[:-1])
+        learned |= follows & (np.array(tokens) == self.tokenizer.end)
+        return tokens, learned.tolist()
+
+    def _cut(self, row: Row, excess: int) -> Row:
+        """A conversation whose longest message but the system's loses as many characters."""
+        messages = json.loads(row.dialogue)
+        longest = max(messages, key=lambda m: (m["role"] not in SYSTEM, len(m["content"])))
+        if not longest["content"]:
+            raise DataError(
+                f"Row {row.number}: without its question the conversation is {excess} tokens longer"
+                f" than what the context of {self.block_size} leaves for it.",
+                "Raise --block-size or shorten the system's message.",
+            )
+        longest["content"] = longest["content"][:-excess]
+        return replace(row, dialogue=json.dumps(messages))
+
+
+def _stripped(texts: list[str], at_start: bool, at_end: bool) -> list[str]:
+    """Without the blanks at the ends of them all."""
+    places = range(len(texts))
+    ways = [(places, str.lstrip)] * at_start + [(places[::-1], str.rstrip)] * at_end
+    for order, strip in ways:
+        for place in order:
+            texts[place] = strip(texts[place])
+            if texts[place]:
+                break
+    return texts
+
+
+def _without_oldest_turn(row: Row) -> Row | None:
+    """A conversation without what precedes its second question but the system's message, as chats
+    go on; None where there is one question."""
+    messages = json.loads(row.dialogue)
+    asked = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    if len(asked) < 2:
+        return None
+    first = [message for message in messages[:1] if message["role"] in SYSTEM]
+    return replace(row, dialogue=json.dumps([*first, *messages[asked[1] :]]))

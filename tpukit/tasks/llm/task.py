@@ -1,0 +1,528 @@
+"""Dialogue summaries with GPT-2 as a task of the engine."""
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tpukit.errors import ConfigError, DataError
+from tpukit.hardware.backend import Backend, Batch, ModelOps, TorchOps
+from tpukit.io.hub_data import local_data
+from tpukit.io.progress import Progress
+from tpukit.tasks.llm.data.dataset import (
+    IGNORED,
+    SizedSamples,
+    TokenSamples,
+    collate_tokens,
+    example_batch,
+    sample_sizes,
+    split_indices,
+)
+from tpukit.tasks.llm.data.hub_tokenizer import (
+    HubTokenizer,
+    has_tokenizer,
+    tokenizer_from_bytes,
+)
+from tpukit.tasks.llm.data.packing import (
+    PackedPlan,
+    RowShape,
+    SetSizes,
+    evaluation_packs,
+    packed_shape,
+)
+from tpukit.tasks.llm.data.prompt import PromptFormat
+from tpukit.tasks.llm.data.rows import training_file
+from tpukit.tasks.llm.data.token_cache import (
+    SampleSizes,
+    TokenCache,
+    file_digest,
+    open_token_cache,
+)
+from tpukit.tasks.llm.data.tokenizer import Tokenizer
+from tpukit.tasks.llm.data.tokenizer_choice import (
+    load_tokenizer,
+    trained_tokenizer,
+)
+from tpukit.tasks.llm.generate import GeneratedDialogues
+from tpukit.tasks.llm.generation.decoding import Decoding, Prompt
+from tpukit.tasks.llm.generation.summaries import generate_summaries
+from tpukit.tasks.llm.metrics import rouge_scores
+from tpukit.tasks.llm.model.old_runs import OldRun
+from tpukit.tasks.llm.model.sizes import GPT2_SIZES, parse_model_size
+from tpukit.tasks.llm.predict import Log, TrainedSummarizer, checked_job, predict_run
+from tpukit.tasks.llm.preferences import preference_loss
+from tpukit.tasks.llm.selftest import GenerationPart
+from tpukit.tasks.llm.settings import (
+    DPO_LORA_LR,
+    DPO_LR,
+    FINE_TUNING,
+    FROM_SCRATCH,
+    LORA_LR,
+    PRESETS,
+    PROMPTING,
+    SummarizeConfig,
+)
+from tpukit.train.requests import EvaluationRequest, PredictionRequest
+from tpukit.train.task import (
+    BatchPlan,
+    Datasets,
+    MasterAdamW,
+    MicroBatch,
+    OptimizerSettings,
+    ParameterGroup,
+    PlanSettings,
+    Sample,
+    SampleSource,
+    Task,
+    load_weights,
+)
+
+if TYPE_CHECKING:  # a second's import, of transformers
+    from tpukit.tasks.llm.model.load import Pretrained, Shape
+
+Array = np.ndarray[Any, Any]
+TOKENIZER_FILE = "tokenizer.tiktoken"
+MODEL_FILE = "model.json"
+ADAPTER_FILE = "adapter.json"
+
+
+class SummarizeTask(Task):
+    """Learns the summary that follows a dialogue; only its tokens are targets."""
+
+    name = "llm"
+    earlier_names: ClassVar[tuple[str, ...]] = ("summarize",)
+    options = SummarizeConfig
+    predict_options = Decoding
+    folder = "out-summarization"
+    data_columns: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("dialogue", "summary"), ("prompt", "completion"), ("prompt", "response"),
+        ("prompt", "answer"), ("question", "answer"), ("instruction", "output"),
+        ("instruction", "response"), ("input", "output"), ("text", "summary"), ("messages",),
+        ("conversations",),
+    )  # fmt: skip
+    data_needs: ClassVar[str] = "train.csv or train.jsonl of prompts and completions, or messages"
+    generators: ClassVar[Mapping[str, type[Any]]] = {"dialogues": GeneratedDialogues}
+    metric_names: ClassVar[Mapping[str, str]] = {
+        "rouge1": "ROUGE-1 ↑", "rouge2": "ROUGE-2 ↑", "rougeL": "ROUGE-L ↑",
+        "exact_match": "exact match ↑",
+        "names_copied": "names copied ↑", "unseen_names_copied": "unseen names copied ↑",
+    }  # fmt: skip
+    selftest: ClassVar[Mapping[str, Any]] = {
+        "model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256,
+    }  # fmt: skip
+    selftest_parts: ClassVar[Mapping[str, Any]] = {"generate": GenerationPart, "shard": {}}
+    presets = PRESETS
+    earlier_settings: ClassVar[Mapping[str, str]] = {
+        "buckets": "Rows hold several samples, or with packing=false one: there is one shape.",
+        "loss": "The loss is computed where there are targets alone.",
+    }
+    is_restored = False
+    """Whether it is a run's, whose weights are loaded into what `build_model` returns."""
+    old: OldRun | None = None
+    """How to read the weights of a run from before models were transformers'."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Settings are the fields of `SummarizeConfig`."""
+        self.config = SummarizeConfig(**settings)
+        self.config.check()
+        adapted, whole = (LORA_LR, 1e-3 if self.config.from_scratch else FINE_TUNING.lr)
+        if self.config.rejected_column:
+            adapted, whole = DPO_LORA_LR, DPO_LR
+        self.defaults = replace(FINE_TUNING, lr=adapted if self.config.adapts else whole)
+
+    # -- data -------------------------------------------------------------------------------------
+    @property
+    def train_file(self) -> Path:
+        return training_file(local_data(self.config.data_path))
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | HubTokenizer:
+        """A run's tokenizer, else the one read, or trained on the training file."""
+        name = self.config.tokenizer
+        if not name:
+            weights = self._weights_folder()
+            name = weights if weights and has_tokenizer(Path(weights)) else "gpt2"
+        if name == "train":
+            columns = self.config.style.columns
+            return trained_tokenizer(self.train_file, self.config.vocabulary_size, columns)
+        found = load_tokenizer(name)
+        return found.for_chat() if self.config.chat and isinstance(found, HubTokenizer) else found
+
+    def _weights_folder(self) -> str | None:
+        """Where the weights lie; those of a public model other than GPT-2 are downloaded."""
+        named = self.config.init or self.config.model
+        if self.config.from_scratch or named in GPT2_SIZES:
+            return self.config.init
+        from tpukit.tasks.llm.model.load import download, is_on_hub
+
+        return str(download(named)) if is_on_hub(named) else named
+
+    @cached_property
+    def prompt_format(self) -> PromptFormat:
+        """Builds prompts for the model."""
+        return PromptFormat(self.tokenizer, self.shape.block_size, self.config.style)
+
+    def datasets(self) -> Datasets:
+        """Training and validation samples as tokens; the cache is built on first use."""
+        if not self.train_file.is_file():
+            raise DataError(
+                f"There is no training file {self.train_file}.",
+                "`tpukit data dialogues --out data` makes one to try; --data-path names yours.",
+            )
+        train, valid = self._parts()
+        whole, pairs = self.config.loss_on_prompt, self.has_pairs
+        sizes = [sample_sizes(*part, whole=whole) for part in (train, valid)]
+        set_sizes = SetSizes.of(*sizes)
+        return Datasets(
+            TokenSamples(*train, set_sizes, whole=whole, pairs=pairs),
+            TokenSamples(*valid, set_sizes, whole=whole, pairs=pairs) if len(sizes[1]) else None,
+            artifacts={
+                TOKENIZER_FILE: self.tokenizer.to_bytes(),
+                MODEL_FILE: json.dumps(asdict(self.shape)).encode(),
+                **({ADAPTER_FILE: json.dumps(self.adapter).encode()} if self.adapter else {}),
+            },
+            identity={"data": file_digest(self.train_file)[:16]},
+        )
+
+    def _parts(self) -> list[tuple[TokenCache, Array]]:
+        """Training and validation samples: a cache, and which of its samples."""
+        cache = self.open_cache(self.train_file)
+        if self.config.valid_file is None:
+            split = split_indices(len(cache), self.config.valid_fraction, self.config.split_seed)
+            return [(cache, indices) for indices in split]
+        valid = self.open_cache(Path(self.config.valid_file))
+        return [(part, np.arange(len(part))) for part in (cache, valid)]
+
+    def open_cache(self, path: Path) -> TokenCache:
+        block_size = self.shape.block_size
+        with Progress(f"Tokenising {path.name}") as progress:
+            cache = open_token_cache(
+                path, self.tokenizer, block_size, progress=progress, style=self.config.style
+            )
+            if cache.skipped:
+                progress.message(
+                    f"{path}: {cache.skipped} of {cache.skipped + len(cache)} rows left out:"
+                    f" {self.config.style.too_long(block_size)}."
+                )
+        return cache
+
+    # -- batches ----------------------------------------------------------------------------------
+    def _row_shape(self, sizes: SetSizes, settings: PlanSettings) -> RowShape:
+        return packed_shape(sizes, settings, packed=self.config.packing)
+
+    def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
+        assert isinstance(data, SizedSamples)
+        return PackedPlan(data.sizes, self._row_shape(data.set_sizes, settings), settings)
+
+    def evaluation_batches(
+        self, data: SampleSource, settings: PlanSettings
+    ) -> Iterator[MicroBatch]:
+        """Every sample once; micro-batches have the shape of training's."""
+        assert isinstance(data, SizedSamples)
+        shape = self._row_shape(data.set_sizes, settings)
+        return iter(evaluation_packs(data.sizes, shape, settings))
+
+    def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
+        return collate_tokens(samples, micro)
+
+    def probe_batches(self, settings: PlanSettings) -> list[Batch]:
+        """The shape of the training data; without data, of samples as long as the context, a tenth
+        of it targets."""
+        if self.train_file.is_file():
+            train = self.datasets().train
+            assert isinstance(train, SizedSamples)
+            self.known_samples = len(train.sizes)
+            sizes = train.set_sizes
+        else:
+            length = np.array([self.shape.block_size * (1 + self.has_pairs)])
+            sizes = SetSizes.of(SampleSizes(length, -(-length // 10)))
+        rows, vocabulary = self._row_shape(sizes, settings), self.shape.vocabulary_size
+        return [example_batch(rows, settings.devices, vocabulary, pairs=self.has_pairs)]
+
+    # -- model ------------------------------------------------------------------------------------
+    @cached_property
+    def pretrained(self) -> "Pretrained | None":
+        """The weights to start from; None from scratch."""
+        if self.config.from_scratch:
+            return None
+        from tpukit.tasks.llm.model.load import read_pretrained, require_vocabulary
+
+        named = self.config.init or self.config.model
+        given = None if self.config.init is None else self.config.model
+        size = None if given == SummarizeConfig.model else given
+        found = read_pretrained(named, self.config.block_size, size)
+        require_vocabulary(found, self.tokenizer)
+        return found
+
+    @cached_property
+    def shape(self) -> "Shape":
+        """The model's shape: a run's, of the weights to start from, or the config's."""
+        if self.pretrained is not None:
+            return self.pretrained.shape
+        return self._from_scratch(self.tokenizer.vocabulary_size)
+
+    def _from_scratch(self, vocabulary_size: int) -> "Shape":
+        from tpukit.tasks.llm.model.load import from_scratch
+
+        return from_scratch(self.config.model, vocabulary_size, self.config.block_size)
+
+    def forms(self) -> Sequence[Self]:
+        """With `recompute=auto` the task without and with recomputation."""
+        if self.config.recompute != "auto":
+            return (self,)
+        return tuple(
+            self._with(
+                config=replace(self.config, recompute=choice),
+                given_settings={**self.given_settings, "recompute": choice},
+            )
+            for choice in (False, True)
+        )
+
+    @cached_property
+    def adapter(self) -> dict[str, Any] | None:
+        """The fields of peft's configuration: a run's, or the config's."""
+        return self.config.adapter_fields()
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether samples are a completion and a rejected one."""
+        return self.config.rejected_column is not None
+
+    def build_model(self, ops: ModelOps) -> nn.Module:
+        model = self._language_model(ops)
+        if self.has_pairs and not self.adapter:
+            start = self._language_model(ops)
+            start.load_state_dict(model.state_dict())
+            model.reference = start.requires_grad_(False).eval()
+        return model
+
+    def _language_model(self, ops: ModelOps, *, unpacked: bool = False) -> nn.Module:
+        """unpacked: weights in 4 bits have their values in bf16."""
+        from tpukit.tasks.llm.model import adapters, four_bits
+        from tpukit.tasks.llm.model.lean import LanguageModel
+        from tpukit.tasks.llm.model.load import load_lm
+
+        folder = None if self.pretrained is None else self.pretrained.folder
+        lm = load_lm(
+            self.shape, self._dtype, dropout=self.config.dropout, folder=folder,
+            drawn=not self.is_restored,
+        )  # fmt: skip
+        packs = self.config.weights == "nf4"
+        if packs:
+            (four_bits.rounded_to_four_bits if unpacked else four_bits.in_four_bits)(lm)
+        if self.adapter:
+            continued, takes = self.config.lora_init, adapters.takes_part(self.adapter)
+            if self.has_pairs and continued and takes:
+                raise ConfigError(
+                    f"lora_init {continued}: preferences do not go on from PiSSA or OLoRA itself.",
+                    "Save it as LoRA: peft's path_initial_model_for_weight_conversion.",
+                )
+            adapters.add_adapter(
+                lm, adapters.peft_config(self.adapter, lm), fresh=not self.is_restored,
+                keep_start=takes or bool(self.has_pairs and continued),
+            )  # fmt: skip
+            if continued and not self.is_restored:
+                adapters.load_adapter(lm, Path(continued).expanduser())
+        recompute = self.config.recompute not in (False, "auto")
+        model = LanguageModel(lm, ops, recompute=recompute)
+        if packs:
+            four_bits.keep_trained_alone(model)
+        return model
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The type of the weights, adapters aside."""
+        return torch.float32 if self.config.weights == "fp32" else torch.bfloat16
+
+    def build_optimizer(
+        self, groups: Sequence[ParameterGroup], settings: OptimizerSettings
+    ) -> Optimizer | None:
+        trained = [parameter for group in groups for parameter in group.parameters]
+        if all(parameter.dtype == torch.float32 for parameter in trained):
+            return None
+        if settings.name != "adamw":
+            raise ConfigError(
+                f"weights bf16: {settings.name} keeps no fp32 master copies.",
+                "Use the optimizer adamw, weights fp32 or LoRA.",
+            )
+        return MasterAdamW(groups, settings.lr, settings.betas, settings.eps)
+
+    def restore(self, artifacts: Mapping[str, bytes]) -> Self:
+        from tpukit.tasks.llm.model.load import Shape
+
+        tokenizer = tokenizer_from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE)
+        recorded = json.loads(artifacts[MODEL_FILE])
+        own = replace(self.config, lora_init=None)
+        old = None if "fields" in recorded else OldRun(recorded, own.adapter_fields())
+        known = {"adapter": None} if old else {}
+        if ADAPTER_FILE in artifacts:
+            known["adapter"] = json.loads(artifacts[ADAPTER_FILE])
+        if self.config.weights != "nf4":  # which a checkpoint has not
+            known["pretrained"] = None
+        return self._with(
+            tokenizer=tokenizer,
+            shape=Shape(**(recorded if old is None else old.shape())),
+            is_restored=True,
+            old=old,
+            **known,
+        )
+
+    def for_probing(self) -> Self:
+        if self.config.init not in (None, FROM_SCRATCH):
+            return self
+        if self.config.tokenizer == "train":
+            vocabulary = self.config.vocabulary_size
+        elif self.config.tokenizer in (None, "gpt2"):
+            vocabulary = parse_model_size(self.config.model)["vocab_size"]
+        else:
+            vocabulary = self.tokenizer.vocabulary_size
+        return self._with(shape=self._from_scratch(vocabulary), pretrained=None)
+
+    def _with(self, **known: Any) -> Self:
+        """The same task, but these cached properties are given instead of found out."""
+        task = copy.copy(self)
+        vars(task).update(known)
+        return task
+
+    def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Mean cross entropy over the batch's targets, weighted by their number."""
+        labels = batch["labels"]
+        packed = {"starts": batch["starts"]} if "starts" in batch else {}
+        losses = model(batch["tokens"], batch["wanted"], labels=labels, **packed)
+        if "pairs" in batch:
+            with torch.no_grad(), self._start(model) as start:
+                before = start(batch["tokens"], batch["wanted"], labels=labels, **packed)
+            return preference_loss(losses, before, batch["pairs"], self.config.dpo_beta)
+        weight = (labels != IGNORED).float().sum()
+        return {"loss": losses.sum() / weight.clamp(min=1.0), "weight": weight}
+
+    @contextmanager
+    def _start(self, model: Any) -> Iterator[Any]:
+        """The model as it was at the start, which preferences are measured from."""
+        from tpukit.tasks.llm.model.adapters import as_at_start
+
+        if self.adapter:
+            with as_at_start(model.lm):
+                yield model
+        else:
+            yield model.reference
+
+    def identity(self) -> dict[str, Any]:
+        kept = (
+            "model",
+            "block_size",
+            "vocabulary_size",
+            "dropout",
+            "valid_fraction",
+            "split_seed",
+            "lora_rank",
+            "lora_alpha",
+            "lora_targets",
+            "lora_dropout",
+            *PROMPTING,
+        )
+        # Files move between sessions: their names are kept, not their paths.
+        files = ("init", "tokenizer", "valid_file")
+        default = SummarizeConfig()
+        return {
+            **{
+                name: getattr(self.config, name)
+                for name in kept
+                # Runs from before these settings had none of them.
+                if name not in PROMPTING or getattr(self.config, name) != getattr(default, name)
+            },
+            **{name: Path(getattr(self.config, name) or "").name for name in files},
+        }
+
+    # -- a trained run ----------------------------------------------------------------------------
+    def _loaded(
+        self, ops: ModelOps, weights: Mapping[str, Tensor], *, unpacked: bool = False
+    ) -> nn.Module:
+        model = self._language_model(ops, unpacked=unpacked)
+        own = {n: t for n, t in weights.items() if not n.startswith("reference.")}
+        read = own if self.old is None else self.old.renamed(own)
+        load_weights(model, read, "the checkpoint")
+        return model
+
+    def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
+        """The model with its adapters merged; weights in bf16 or 4 bits, which would round most of
+        an update away, keep them beside."""
+        from tpukit.tasks.llm.model import adapters
+
+        model: Any = self._loaded(ops, weights)
+        if self.adapter and self._dtype is not torch.bfloat16:
+            adapters.merge_adapter(model.lm)
+        return model  # type: ignore[no-any-return]
+
+    def evaluate(
+        self, model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
+    ) -> dict[str, Any]:
+        """Loss, ROUGE with intervals, baselines, the best and the worst summaries."""
+        from tpukit.tasks.llm.evaluate import evaluate_run
+
+        return evaluate_run(self._trained(model, backend), request, log)
+
+    def check_prediction(self, request: PredictionRequest) -> None:
+        checked_job(self.config, request)
+
+    def predict(
+        self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
+    ) -> dict[str, Any]:
+        """Writes the summaries of a test file; goes on where a killed prediction stopped."""
+        return predict_run(self._trained(model, backend), request, log)
+
+    def _trained(self, model: nn.Module, backend: Backend) -> TrainedSummarizer:
+        # Of pairs the chosen completions are evaluated.
+        config = replace(self.config, rejected_column=None)
+        return TrainedSummarizer(
+            self._with(config=config), model, backend, config, self.prompt_format, self.train_file
+        )
+
+    def export(
+        self, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
+    ) -> list[Path]:
+        """A Hugging Face directory, adapters merged and rounded to the weights' own type."""
+        from tpukit.tasks.llm.export import export_hugging_face
+        from tpukit.tasks.llm.model import adapters
+
+        model: Any = self._loaded(TorchOps(), weights, unpacked=True)
+        files = {}
+        if self.adapter:
+            files = adapters.adapter_files(model.lm)
+            adapters.merge_adapter(model.lm)
+        return export_hugging_face(
+            folder, self.shape, model.lm, self.tokenizer, self.config.style, files
+        )
+
+    # -- scores -----------------------------------------------------------------------------------
+    def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
+        """ROUGE on the first few validation samples, greedily."""
+        assert isinstance(data, TokenSamples)
+        count = min(self.config.score_samples, len(data))
+        if count == 0:
+            return {}
+        parts = [data.prompt_and_targets(index) for index in range(count)]
+        prompts = [Prompt(index, prompt) for index, (prompt, _) in enumerate(parts)]
+        room = self.shape.block_size - min(len(prompt) for prompt, _ in parts)
+        decoding = Decoding(max_new_tokens=min(self.config.max_new_tokens, room))
+        batch_size = self.config.generation_slots
+        was_training = model.training
+        model.eval()
+        try:
+            made, _ = generate_summaries(
+                model, backend, prompts, decoding, self.prompt_format, batch_size
+            )
+        finally:
+            model.train(was_training)
+        references = [self.tokenizer.decode(targets) for _, targets in parts]
+        scores = rouge_scores(references, made)
+        return {kind: float(values.mean()) for kind, values in scores.items()}
