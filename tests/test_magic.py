@@ -85,6 +85,8 @@ CELLS = {
     "failing": "%tpukit test --run nowhere",
     "usage": "%tpukit train --taks eit",
     "quotes": "%tpukit train --task 'eit",
+    "own": "row = {'img': 1}\nrow['image']",
+    "explained": "%tpukit doctor --explain -",
     "imported": "import sys\nprint({'torch', 'torch_xla', 'matplotlib'} & set(sys.modules))",
     "show": "import tpukit\ntpukit.show('run')",
     "stopped": "from tpukit.errors import InterruptedRunError\n"
@@ -167,6 +169,11 @@ def test_an_error_is_two_lines_without_a_traceback(cells, cell, beginning):
     lines = error_of(cells[cell])
     assert 1 <= len(lines) <= 2 and lines[0].startswith(beginning), lines
     assert printed(cells[cell]) == ""
+
+
+def test_the_exception_of_the_last_cell_is_explained_with_its_values(cells):
+    assert "`row`" in (said := printed(cells["explained"])), said
+    assert "has `img`, and no `image`" in said
 
 
 def test_the_kernel_imports_nothing_heavy(cells):

@@ -82,13 +82,12 @@ class LogExplainer:
         ]
 
     def _ranked(self) -> list[Explanation]:
-        found = self._matcher.unreplaced()
+        matches = self._matcher.matches()
         chains = self.tracebacks.last_of_chains()
-        known = self._matcher.known_lines()
-        found += explain_raised(chains, self._matcher.entries, known, self._releases)
+        found = explain_raised(chains, self._matcher.entries, matches, self._releases)
         if not any(e.role == "cause" and not e.mild for e in found):
             lines = (*self.tracebacks.logged, *self.tracebacks.latest)
-            logged = [raised for raised in lines if raised.line.number not in known]
+            logged = [raised for raised in lines if raised.line.number not in matches.lines]
             found += explain_logged(logged, self._matcher.entries, self._releases)
         return ranked(found, self._progress)
 

@@ -16,7 +16,7 @@ _PLACE = re.compile(r"\{(\w+)\}")
 _OPTIONAL = re.compile(r"\[\[(.*?)(?:\|(.*?))?\]\](?!\])")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Explanation:
     """A known error that was found, or an exception that ended a run."""
 

@@ -3,8 +3,8 @@
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from tpukit.knowledge.error_table import ROLES, KnownError, known_errors, line_words
@@ -24,6 +24,17 @@ _RETRY = re.compile(line_words("retry"))
 _BEFORE = re.compile(r"(?:(?:[A-Za-z_][\w.]*|[A-Z][\w ]{0,24}): ?|\(\d+\) ?|[->*] )*")
 """What may stand before a text that is the whole message; after other words it is a part of one,
 whose cause the other words may decide."""
+
+
+@dataclass(frozen=True)
+class Matches:
+    """The texts of the table that a log shows."""
+
+    by_id: Mapping[str, Explanation]
+    own: Sequence[str]
+    """Ids without those that a more specific entry nearby explains."""
+    lines: Mapping[int, str]
+    """Line on which a text stands -> id of what explains it best."""
 
 
 @dataclass
@@ -46,18 +57,23 @@ class Matcher:
 
     def explanations(self) -> list[Explanation]:
         """The explanations: causes first, then consequences, warnings and harmless messages."""
-        return ranked(self.unreplaced())
+        matches = self.matches()
+        return ranked([matches.by_id[name] for name in matches.own])
 
-    def unreplaced(self) -> list[Explanation]:
-        """What was found, without what a more specific entry explains."""
-        return [e for e in self.found.values() if not self._replaced(e)]
-
-    def known_lines(self) -> dict[int, Explanation]:
-        """Each line on which a text was found, with what explains it best."""
+    def matches(self) -> Matches:
+        """What was found so far."""
+        by_id, replaced = dict(self.found), set()
+        for explanation in self.found.values():
+            for other in self._more_specific(explanation):
+                replaced.add(explanation.id)
+                if explanation.role == "cause" and not explanation.mild:
+                    # A warning that names why the general error ended the run.
+                    by_id[other] = replace(by_id[other], mild=False)
         by_role = sorted(
-            self.found.values(), key=lambda e: (-ROLES.index(e.role), not self._replaced(e))
+            self.found.values(), key=lambda e: (-ROLES.index(e.role), e.id not in replaced)
         )
-        return {line: e for e in by_role for line in self._counted[e.id]}
+        lines = {line: e.id for e in by_role for line in self._counted[e.id]}
+        return Matches(by_id, [name for name in by_id if name not in replaced], lines)
 
     def _search_flows(self, lines: Sequence[Line], known: int) -> None:
         pieces = [squeeze(line.text) for line in lines]
@@ -135,20 +151,18 @@ class Matcher:
                 confidence, line.stream, last, mild, weak,
             )  # fmt: skip
             return
-        known.last = max(known.last, last)
-        known.count += is_new
+        known = replace(known, last=max(known.last, last), count=known.count + is_new)
         if (known.mild, known.last_resort) == (mild, weak):
-            known.captures = {**captures, **known.captures}
+            known = replace(known, captures={**captures, **known.captures})
             if line.number < known.line:
-                known.line, known.text = line.number, shorten(line.text, _LONGEST_SHOWN)
+                text = shorten(line.text, _LONGEST_SHOWN)
+                known = replace(known, line=line.number, text=text)
+        self.found[entry.id] = known
 
-    def _replaced(self, explanation: Explanation) -> bool:
+    def _more_specific(self, explanation: Explanation) -> list[str]:
+        """The ids of entries found nearby that explain it better."""
         others = [self.found[other] for other in explanation.entry.below if other in self.found]
-        near = [o for o in others if abs(o.line - explanation.line) <= _NEARBY_LINES]
-        for other in near:
-            # A warning that names why the general error ended the run.
-            other.mild &= explanation.mild or explanation.role != "cause"
-        return bool(near)
+        return [o.id for o in others if abs(o.line - explanation.line) <= _NEARBY_LINES]
 
 
 def _can_be_quoted(entry: KnownError) -> bool:

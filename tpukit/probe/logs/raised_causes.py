@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from tpukit.knowledge.error_table import KnownError, unknown_errors
 from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
+from tpukit.probe.logs.matching import Matches
 from tpukit.probe.logs.particulars import particulars
 from tpukit.probe.logs.quoting import LINES, is_quoted
 from tpukit.probe.logs.tracebacks import Raised
@@ -39,27 +41,32 @@ _WIDTH = 200
 def explain_raised(
     chains: Iterable[Raised],
     entries: Sequence[KnownError],
-    known: Mapping[int, Explanation],
+    matches: Matches,
     releases: Mapping[str, str],
 ) -> list[Explanation]:
-    """One explanation an exception, the first one first. `known` has the explanation of each line
-    that a text of the table explains: an exception that ends there needs no other. `releases` are
-    those of libraries that the log names."""
+    """The texts that the log shows, with the exceptions that they belong to, then one explanation
+    for each exception that ends on no line of such a text. `releases` are those of libraries that
+    the log names."""
     rules = sorted((entry for entry in entries if entry.exception), key=_breadth)
-    found: dict[str, Explanation] = {}
+    texts, found = dict(matches.by_id), dict[str, Explanation]()
     for raised in sorted(chains, key=lambda raised: not raised.frames):
-        if _is_explained(raised, known, rules, releases) or not _is_own(raised):
+        of_chain = _texts_of(raised, texts, matches.lines, rules, releases)
+        texts |= of_chain
+        is_explained = any(e.role in ("cause", "consequence") for e in of_chain.values())
+        if is_explained or any(link.line.number in matches.lines for link in raised.chain()):
+            continue
+        if not _is_own(raised):
             continue
         chosen = _root(raised)
         if chosen is not raised and chosen.users_frame is None:
-            chosen.frames = [*raised.frames, *chosen.frames]
+            chosen = replace(chosen, frames=[*raised.frames, *chosen.frames])
         key = re.sub(r"\d+", "0", chosen.message or chosen.name)
         if key in found:
-            found[key].count += 1
-            found[key].last = max(found[key].last, chosen.line.number)
+            last = max(found[key].last, chosen.line.number)
+            found[key] = replace(found[key], count=found[key].count + 1, last=last)
         else:
             found[key] = _explanation(chosen, rules, releases)
-    return list(found.values())[:_MOST_CAUSES]
+    return [*(texts[name] for name in matches.own), *list(found.values())[:_MOST_CAUSES]]
 
 
 def explain_logged(
@@ -100,35 +107,40 @@ def _own_words(pattern: str) -> list[str]:
     return [text for text in texts if len(text) >= _OWN_WORDS and " " in text.strip()]
 
 
-def _is_explained(
+def _texts_of(
     raised: Raised,
-    known: Mapping[int, Explanation],
+    texts: Mapping[str, Explanation],
+    lines: Mapping[int, str],
     rules: Sequence[KnownError],
     releases: Mapping[str, str],
-) -> bool:
-    """Whether the table explains a line of this chain; what it takes for a warning is the cause
-    where it ended the run. An entry `below` it that fits the exception explains it better."""
+) -> dict[str, Explanation]:
+    """The texts of the table on the lines of this chain, with the exception that ended on such a
+    line: what they take for a warning is then the cause, and an entry `below` them that fits the
+    exception explains it better."""
+    ends = {link.line.number for link in raised.chain()}
     first = min(link.first_line for link in raised.chain())
-    explained = False
+    found: dict[str, Explanation] = {}
     for number in range(first, raised.line.number + _MESSAGE_LINES + 1):
-        explanation = known.get(number)
-        # What stands below an exception's line can be a part of its message.
-        is_weak = explanation and (explanation.role != "cause" or explanation.last_resort)
-        if explanation is None or (number > raised.line.number and is_weak):
+        if number not in lines:
             continue
-        is_raised = any(link.line.number == number for link in raised.chain())
-        if is_raised and explanation.role != "consequence" and not explanation.shown:
-            explanation.shown, below = _place(raised), explanation.entry.below
-            explanation.raised = raised
+        name = lines[number]
+        explanation = found.get(name, texts[name])
+        # What stands below an exception's line can be a part of its message.
+        is_weak = explanation.role != "cause" or explanation.last_resort
+        if number > raised.line.number and is_weak:
+            continue
+        if number in ends and explanation.role != "consequence" and not explanation.shown:
+            below = explanation.entry.below
             narrower = (r for r in rules if r.id in below and _matched(r, raised) is not None)
-            explanation.entry = next(narrower, explanation.entry)
-            explanation.captures = particulars(
-                raised, explanation.captures, explanation.entry, releases
+            entry = next(narrower, explanation.entry)
+            captures = particulars(raised, explanation.captures, entry, releases)
+            explanation = replace(
+                explanation, entry=entry, captures=captures, shown=_place(raised), raised=raised
             )
-        if explanation.role == "warning" and is_raised:
-            explanation.role, explanation.mild = "cause", False
-        explained = explained or explanation.role in ("cause", "consequence") or is_raised
-    return explained
+        if number in ends and explanation.role == "warning":
+            explanation = replace(explanation, role="cause", mild=False)
+        found[name] = explanation
+    return found
 
 
 def _is_own(raised: Raised) -> bool:

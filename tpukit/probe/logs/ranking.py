@@ -4,6 +4,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tpukit.knowledge.error_table import ROLES, line_words
 from tpukit.probe.logs.explanations import Explanation
@@ -40,38 +41,49 @@ class StepsSeen:
 
 
 def ranked(found: Sequence[Explanation], steps: StepsSeen | None = None) -> list[Explanation]:
-    """Causes first, then consequences, warnings and harmless messages; sets each one's role."""
+    """The candidates of a log in order, each with its role:
+
+    1. What the log only warns of, or tries again, ended nothing: a warning.
+    2. What the same rank went on after ended nothing either, unless the log has no other cause and
+       a cascade follows: then other ranks printed their steps after one had failed.
+    3. Without a cause the first symptom is one: a crash, a lost connection.
+    4. A text that names the cause only where there is no other yields to one that does.
+    5. Causes, consequences, warnings, harmless messages; `_order` sorts those of one role.
+    """
     consequences = [e.line for e in found if e.role == "consequence"]
     has_failed = any(e.role in ("cause", "consequence") and not e.mild for e in found)
-    survived = []
-    for explanation in found:
-        if explanation.role == "consequence" and has_failed:
-            continue
-        if explanation.role in ("cause", "consequence") and explanation.mild:
-            explanation.role, explanation.note = "warning", "(The log only warns of it.)"
-        elif explanation.role == "cause" and _is_survived(explanation, consequences, steps):
-            survived.append(explanation)
+    found = [_softened(e) if _is_warned_of(e, has_failed) else e for e in found]
+    survived = [e for e in found if e.role == "cause" and _is_survived(e, consequences, steps)]
     causes = [e for e in found if e.role == "cause" and e not in survived]
     if causes or not _is_followed(survived, consequences):
-        for explanation in survived:
-            explanation.role, explanation.note = "warning", "(The run went on after it.)"
-    if not causes:
-        _promote_symptom(found, is_excerpt=steps is not None and steps.is_excerpt())
+        note = "(The run went on after it.)"
+        found = [replace(e, role="warning", note=note) if e in survived else e for e in found]
+    if not any(e.role == "cause" for e in found):
+        found = _with_symptom(found, is_excerpt=steps is not None and steps.is_excerpt())
     if any(not cause.last_resort for cause in causes):
-        for cause in causes:
-            if cause.last_resort:
-                cause.role = "consequence"
+        found = [
+            replace(e, role="consequence") if e in causes and e.last_resort else e for e in found
+        ]
     return sorted(found, key=_order)
 
 
-def _promote_symptom(found: Sequence[Explanation], *, is_excerpt: bool) -> None:
-    """Makes the first symptom the cause where the log has no other: a crash, a lost connection, in
-    an excerpt of a few lines what it complains of; not a launcher's report of a process."""
+def _is_warned_of(explanation: Explanation, has_failed: bool) -> bool:
+    is_report = explanation.role == "consequence" and has_failed
+    return explanation.mild and explanation.role in ("cause", "consequence") and not is_report
+
+
+def _softened(explanation: Explanation) -> Explanation:
+    return replace(explanation, role="warning", note="(The log only warns of it.)")
+
+
+def _with_symptom(found: Sequence[Explanation], *, is_excerpt: bool) -> list[Explanation]:
+    """With the first symptom as the cause: a crash, a lost connection, in an excerpt of a few lines
+    what it complains of; not a launcher's report of a process."""
     symptoms = [e for e in found if e.role == "consequence" and e.entry.topic != "report"]
     symptoms = symptoms or [e for e in found if is_excerpt and e.entry.topic == "complaint"]
-    if symptoms and not any(e.role == "cause" for e in found):
-        first = min(symptoms, key=lambda e: e.line)
-        first.role, first.confidence = "cause", "probable"
+    first = min(symptoms, key=lambda e: e.line, default=None)
+    cause = first and replace(first, role="cause", confidence="probable")
+    return [cause if e is first and cause else e for e in found]
 
 
 def _is_survived(

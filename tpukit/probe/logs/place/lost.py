@@ -95,7 +95,10 @@ def _lost_import(raised: Raised, installed: Installed) -> Advice | None:
     if asker.package == package:
         return None  # two releases mixed, which the tables explain
     ways = [_instead(installed, place, each, found[each]) for each in found]
+    suggested = re.search(r"Did you mean:? '(\w+)'", raised.message)
     fix = "; ".join(text for text, _ in ways)
+    if suggested and suggested[1] not in fix:
+        fix += f" (Python suggests `{suggested[1]}`)"
     return Advice(why, f"In {asker.place}: {fix}.", is_weak=not any(used for _, used in ways))
 
 
