@@ -54,9 +54,6 @@ SEEDS: dict[str, list[bytes]] = {
     "state": [b'{"format": 1, "step": 1, "sha256": {}}', b"[]", b"{}"],
     "published": [_saved({"model": {"a": torch.zeros(2)}, "epoch": 1}), _saved({"model": Trap()}),
                   pickle.dumps(Trap()), _saved([1]), _saved({"model": {1: torch.zeros(1)}})],
-    "nanogpt": [_saved({"model": {"wte.weight": torch.zeros(2, 2)}, "model_args": {
-        "n_layer": 1, "n_head": 1, "n_embd": 2, "vocab_size": 2, "block_size": 2}}),
-        _saved({"model": {}, "model_args": {}}), pickle.dumps(Trap(), 2)],
     "transformers": [json.dumps({"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 2,
                                  "vocab_size": 2, "n_positions": 2}).encode(), b"[]", b"{}"],
     "normalisation": [_saved(torch.ones(1, 16, 13)), _saved(Trap()), pickle.dumps(Trap()),
