@@ -169,7 +169,7 @@ def _terms(value: ast.expr) -> Iterator[ast.expr]:
 
 
 # -- statements in their order -------------------------------------------------------------------
-class Block:
+class StatementBlock:
     """A list of statements: its calls by their place in it, backward passes, optimizer steps."""
 
     def __init__(self, code: Code, statements: Sequence[ast.stmt]) -> None:
@@ -187,13 +187,15 @@ class _OfBlock(Rule):
     words: ClassVar[tuple[str, ...]] = (".backward(", "step(")
 
     def visit(self, node: ast.AST) -> Iterator[Found]:
-        for block in map(partial(Block, self.code), blocks_of(node)):
+        for block in map(partial(StatementBlock, self.code), blocks_of(node)):
             for number, call in block.calls:
                 method = method_of(call) or source_text(call.func).rpartition(".")[2]
                 if (old := self.in_block(block, number, call, method)) is not None:
                     yield call.func, old
 
-    def in_block(self, block: Block, number: int, call: ast.Call, method: str) -> str | None:
+    def in_block(
+        self, block: StatementBlock, number: int, call: ast.Call, method: str
+    ) -> str | None:
         """What stands in a call that is a statement, if it is a mistake there."""
         raise NotImplementedError
 
@@ -209,7 +211,9 @@ class GradientsCleared(_OfBlock):
     wrong = "loss.backward()\noptimizer.zero_grad()\noptimizer.step()"
     right = "optimizer.zero_grad()\nloss.backward()\noptimizer.step()"
 
-    def in_block(self, block: Block, number: int, call: ast.Call, method: str) -> str | None:
+    def in_block(
+        self, block: StatementBlock, number: int, call: ast.Call, method: str
+    ) -> str | None:
         before = [b for b in block.backward if b < number][-1:]
         if method != "zero_grad" or not before:
             return None
@@ -232,7 +236,9 @@ class ClipAfterStep(_OfBlock):
     wrong = "loss.backward()\noptimizer.step()\nnn.utils.clip_grad_norm_(model.parameters(), 1)"
     right = "loss.backward()\nnn.utils.clip_grad_norm_(model.parameters(), 1)\noptimizer.step()"
 
-    def in_block(self, block: Block, number: int, call: ast.Call, method: str) -> str | None:
+    def in_block(
+        self, block: StatementBlock, number: int, call: ast.Call, method: str
+    ) -> str | None:
         if not method.startswith("clip_grad_") or not block.backward:
             return None
         earlier = any(block.backward[-1] < at < number for at, _ in block.steps)
@@ -250,7 +256,9 @@ class SchedulerGivenLoss(_OfBlock):
     wrong = "loss.backward()\noptimizer.step()\nscheduler.step(loss)"
     right = "loss.backward()\noptimizer.step()\nscheduler.step()"
 
-    def in_block(self, block: Block, number: int, call: ast.Call, method: str) -> str | None:
+    def in_block(
+        self, block: StatementBlock, number: int, call: ast.Call, method: str
+    ) -> str | None:
         return source_text(call)[:60] if _is_given_a_loss(self.code, call) else None
 
 
@@ -268,7 +276,9 @@ class SchedulerFirst(_OfBlock):
     )
     right = wrong.replace("    scheduler.step()\n", "") + "\n    scheduler.step()"
 
-    def in_block(self, block: Block, number: int, call: ast.Call, method: str) -> str | None:
+    def in_block(
+        self, block: StatementBlock, number: int, call: ast.Call, method: str
+    ) -> str | None:
         if not self.code.scheduler_of(call) or _is_given_a_loss(self.code, call):
             return None
         before, behind = block.statements[:number], block.statements[number + 1 :]
