@@ -293,7 +293,7 @@ def generation(beams):
     eighth of them and after all, and what these run."""
     import numpy as np
 
-    from tpukit.hardware.eager.programs import StepPrograms
+    from tpukit.hardware.eager.programs import RecordedPrograms
     from tpukit.tasks.llm.generation.beam import BeamGenerator
     from tpukit.tasks.llm.generation.continuous_batching import StreamingGenerator
     from tpukit.tasks.llm.generation.decoding import Decoding, Prompt, plan_generation
@@ -303,8 +303,8 @@ def generation(beams):
     rng = np.random.default_rng(0)
     lengths = rng.permutation(np.repeat([5, 9, 17, 30], 16))
     prompts = [Prompt(n, rng.integers(8, 60, length)) for n, length in enumerate(lengths)]
-    decoding, recorded, own = Decoding(12, num_beams=int(beams)), [], StepPrograms.recorded
-    StepPrograms.recorded = lambda *given: recorded.append(given[1].__name__) or own(*given)
+    decoding, recorded, own = Decoding(12, num_beams=int(beams)), [], RecordedPrograms.recorded
+    RecordedPrograms.recorded = lambda *given: recorded.append(given[1].name) or own(*given)
 
     def generated(backend):
         torch.manual_seed(3)
@@ -381,8 +381,9 @@ def operations(absent=""):
     """How often each operation occurs in a step's program, of a device that is here or is not."""
     from collections import Counter
 
-    from tpukit.hardware.eager.programs import StepPrograms
+    from tpukit.hardware.eager.programs import RecordedPrograms
     from tpukit.hardware.eager.recorder import graphs
+    from tpukit.hardware.step_programs import Step
     from tpukit.probe.compiler.compile import program_text
     from tpukit.probe.compiler.torch_tpu_trace import open_tracing, trace_step
     from tpukit.tasks.images.task import ImagesTask
@@ -402,11 +403,11 @@ def operations(absent=""):
         backend = opened("bf16", compile=True)
         learner = build_learner(task, backend, task.build_model(backend), config)
         batches = list(backend.batches(task.probe_batches(PlanSettings(4, 4, 1, 0))[:1] * 2))
-        programs = StepPrograms(backend.device, print)
-        inputs = programs.inputs(batches, (1e-4, 0.5))
-        text = graphs().serialize_mlir_text(
-            programs.recorded(learner._step, batches, inputs).module
+        programs, step = (
+            RecordedPrograms(backend.device, print),
+            Step(learner._step, batches, (1e-4, 0.5)),
         )
+        text = graphs().serialize_mlir_text(programs.recorded(step, programs.inputs(step)).module)
     return Counter(word for word in text.split() if word.startswith("stablehlo."))
 
 

@@ -13,7 +13,7 @@ from tpukit.commands.options.option_sets import read_value
 from tpukit.commands.options.own_options import DEFAULT_TASK, command_of, task_for
 from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings, task_defaults
 from tpukit.errors import ConfigError, DataError
-from tpukit.hardware.select import find_kind, settle_kernels
+from tpukit.hardware.select import find_kind, settled
 from tpukit.io.ranges import flag, range_problems
 from tpukit.io.toml import toml_text
 from tpukit.io.units import size_text
@@ -127,7 +127,7 @@ def size_batch(
 
     task = request.task
     forms = {form_name(task, form): form for form in forms_of(task)}
-    config = request.config if target else settle_kernels(request.config, log)
+    config = request.config if target else settled(request.config, log)
     with open_evaluator(source, config, target, settings.time_limit, log, first) as evaluator:
         found = recommend_form(evaluator, settings, log, [*forms])
     if target is not None:

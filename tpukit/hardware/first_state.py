@@ -101,12 +101,21 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 class TriedOptimizer:
-    """An optimizer like another one, over a single weight on the CPU. It calls no hook."""
+    """An optimizer like another one, over a single weight on the CPU. It calls no hook.
+
+    send: puts the weight, and the rate, on a device, where the optimizer keeps its form.
+    """
 
     def __init__(
-        self, optimizer: Optimizer, group: dict[str, Any], like: nn.Parameter, seed: int
+        self,
+        optimizer: Optimizer,
+        group: dict[str, Any],
+        like: nn.Parameter,
+        seed: int,
+        send: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.draws = torch.Generator().manual_seed(seed)
+        self.send = send or (lambda tensor: tensor)
         self.weights = nn.Parameter(self._drawn(like))
         parameters = {id(p): p for each in optimizer.param_groups for p in each["params"]}
         kept = vars(optimizer).items()
@@ -117,10 +126,11 @@ class TriedOptimizer:
         }
         if wrapped_in(optimizer) is not None:
             raise TypeError("it steps another optimizer")
-        plain = {form: False for form in FORMS if form in group}
+        plain = {form: False for form in FORMS if form in group and send is None}
         options = {key: value for key, value in group.items() if key != "params"}
         # Another rate in each, which may decide a state too: a first step is seldom at the peak.
-        options |= {**plain, "lr": (float(group["lr"]) or 1.0) / (2 + seed)}
+        rate = (float(group["lr"]) or 1.0) / (2 + seed)
+        options |= {**plain, "lr": send(torch.tensor(rate)) if send else rate}
         self.state = FirstValues()
         self.optimizer: Any = object.__new__(type(optimizer))
         vars(self.optimizer).update(
@@ -130,7 +140,7 @@ class TriedOptimizer:
         )
 
     def _drawn(self, like: Tensor) -> Tensor:
-        return torch.randn(like.shape, generator=self.draws, dtype=like.dtype)
+        return self.send(torch.randn(like.shape, generator=self.draws, dtype=like.dtype))
 
     def step(self) -> None:
         self.weights.grad = self._drawn(self.weights)

@@ -22,14 +22,15 @@ from tpukit.hardware.detect import (
     detect_hardware,
     is_emulated,
 )
+from tpukit.hardware.device_trials import (
+    KERNELS,
+    STEPS,
+    DeviceTrial,
+    kernel_device,
+    steps_device,
+)
 from tpukit.hardware.host import Host
 from tpukit.hardware.kept_programs import keep_programs
-from tpukit.hardware.kernels.choice import (
-    keep_result,
-    kernel_device,
-    kernels_work,
-    try_kernels,
-)
 from tpukit.hardware.launch.failures import failures_named
 from tpukit.hardware.launch.memory_watch import watched_memory
 from tpukit.hardware.options import HardwareOptions, Kind, choose_precision
@@ -64,13 +65,13 @@ def open_backend(
 ) -> OpenedBackend:
     """The backend for these options.
 
-    log: is given what to know about its kernels. runs: see `settle_kernels`.
+    log: is given what to know about its kernels and steps. runs: see `settled`.
 
     Raises:
         HardwareError: the hardware is not here, or cannot do what the options ask for.
     """
     kind = prepare_environment(options)
-    options = settle_kernels(options, log, runs)
+    options = settled(options, log, runs)
     if kind == "tpu" and installed_stack() == "torch_xla":
         from tpukit.hardware.xla.backend import open_xla
 
@@ -119,9 +120,8 @@ def opened_backend(
         else:
             _AT_EXIT.callback(backend.close)
         resource.setrlimit(resource.RLIMIT_DATA, limits)
-        device = _kernel_device(options, _this_machine()) if options.kernels == "auto" else None
-        if device and runs and backend.is_main:
-            keep_result(device, options, runs=runs[:1])
+        for trial, device in _tried(options) if runs and backend.is_main else ():
+            trial.keep(device, options, runs=runs[:1])
         if options.deterministic:
             sys.modules["torch"].use_deterministic_algorithms(False)
 
@@ -157,36 +157,47 @@ def memory_guard(options: HardwareOptions) -> AbstractContextManager[None]:
     return watched_memory(limited=kind == "cpu")
 
 
-def settle_kernels(
-    options: Options, log: Callable[[str], None], runs: Sequence[Path] = ()
-) -> Options:
-    """The options with `kernels` on or off: what is not known of this device is tried on it.
+def settled(options: Options, log: Callable[[str], None], runs: Sequence[Path] = ()) -> Options:
+    """The options with `kernels` and `steps` decided: what is not known of this device is tried.
 
     runs: run folders that may know it. Raises HardwareError as `find_kind` does.
     """
     hardware = _this_machine()
     _check(options, hardware)
-    if options.kernels != "auto":
-        return options
-    works = False
-    if device := _kernel_device(options, hardware):
-        free = not holds_tpu()
-        works = kernels_work(device, hardware, options, log, runs=runs, may_try=free)
-    return dataclasses.replace(options, kernels="on" if works else "off")
+    tried = {
+        trial: trial.works(device, hardware, options, log, runs=runs, may_try=not holds_tpu())
+        for trial, device in _tried(options)
+    }
+    if options.kernels == "auto":
+        options = dataclasses.replace(options, kernels="on" if tried.get(KERNELS) else "off")
+    if STEPS in tried:
+        options = dataclasses.replace(options, steps="recorded" if tried[STEPS] else "traced")
+    return options
+
+
+def _tried(options: HardwareOptions) -> Iterator[tuple[DeviceTrial, str]]:
+    """What is tried for these options, and on which kind of device."""
+    hardware = _this_machine()
+    device = _kernel_device(options, hardware) if options.kernels == "auto" else None
+    if device is not None:
+        yield KERNELS, device
+    kind = hardware.kind if options.hw == "auto" else options.hw
+    if kind == "tpu" and installed_stack() == "torch_xla" and options.steps == "auto":
+        yield STEPS, steps_device(hardware)
 
 
 def try_own_kernels(options: HardwareOptions, seconds: float) -> Mapping[str, Any] | None:
     """The result of a new trial of the kernels, kept for runs; None where there are none.
 
-    See `tpukit.hardware.kernels.choice.try_kernels`.
+    See `tpukit.hardware.device_trials.DeviceTrial.attempt`.
     """
     hardware = _this_machine()
     device = _kernel_device(options, hardware)
     if device is None:
         return None
-    result = try_kernels(hardware, options, seconds)
+    result = KERNELS.attempt(hardware, options, seconds)
     if result["opened"]:
-        keep_result(device, options, result)
+        KERNELS.keep(device, options, result)
     return result
 
 
@@ -292,6 +303,11 @@ def _check(options: HardwareOptions, hardware: Hardware) -> Kind:
             " newer, and one device with torch_tpu.",
             "Leave --kernels out.",
             id="no-kernels",
+        )
+    if options.steps == "recorded" and kind != "tpu":
+        raise HardwareError(
+            f"--steps recorded: a step on a {kind.upper()} runs as its Python says.",
+            "Leave --steps out.",
         )
     if options.devices is not None and options.devices < 1:
         raise HardwareError(

@@ -150,7 +150,7 @@ def test_generation_is_a_program_for_each_prefill_length_and_one_for_a_step(beam
     warm, after = found["counts"]
     assert warm == after > 0
     # Each program is recorded twice.
-    assert Counter(found["recorded"]) == {"_prefill": 2 * 4, "_decode": 2}
+    assert Counter(found["recorded"]) == {"prefill": 2 * 4, "decode": 2}
     assert found["programs"] > 64 and found["others"] == 0
 
 

@@ -6,8 +6,9 @@ import tomllib
 import pytest
 from runs import SUPPORT, environment, failure, parameters, script, tpukit
 
+from tpukit.hardware import device_trials
 from tpukit.hardware.detect import EMULATED_KERNELS, Hardware, TpuChips
-from tpukit.hardware.kernels import choice as kernel_choice
+from tpukit.hardware.device_trials import KERNELS, DeviceTrial, kernel_device
 from tpukit.hardware.options import HardwareOptions
 from tpukit.knowledge.accelerators import tpu_by_cloud_name
 
@@ -15,7 +16,7 @@ EMULATION = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", EMULATED_KERNELS: "1"
 TASK = f"{SUPPORT / 'attention_task.py'}:Attending"
 ARGUMENTS = ["train", "--task", TASK, "--hw", "tpu", "--precision", "fp32", "--max-steps", "1",
              "--global-batch-size", "4", "--accumulate", "1", "--set", "optimizer=sgd",
-             "--lr", "0.1"]  # fmt: skip
+             "--lr", "0.1", "--steps", "traced"]  # fmt: skip
 
 
 def train(folder, *more, cache=None, seconds=400, **variables):
@@ -24,7 +25,7 @@ def train(folder, *more, cache=None, seconds=400, **variables):
     own = {**EMULATION, "TPUKIT_CACHE_DIR": str(cache or folder / "cache"), "PYTHONPATH": path}
     limited = folder / "limited.py"
     limited.write_text(
-        f"from tpukit.hardware.kernels import choice\nchoice.TRIAL_SECONDS = {seconds}\n"
+        f"from tpukit.hardware import device_trials\ndevice_trials.TRIAL_SECONDS = {seconds}\n"
         "from tpukit.cli import main\nmain()\n"
     )
     words = [*ARGUMENTS, "--results-dir", folder / "run", *more]
@@ -88,10 +89,10 @@ def test_kernels_are_refused_where_there_are_none(tmp_path):
 def test_a_pod_host_tries_its_own_chips(monkeypatch):
     chips = TpuChips(tpu_by_cloud_name("v5e"), 4)
     hardware = Hardware("tpu", chips, (), 0, emulated=False)
-    assert kernel_choice._environment(hardware) == {}
+    assert device_trials._environment(hardware) == {}
     monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "one,two")
-    assert kernel_choice._environment(hardware)["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1"
-    assert kernel_choice._environment(hardware)["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
+    assert device_trials._environment(hardware)["TPU_CHIPS_PER_PROCESS_BOUNDS"] == "2,2,1"
+    assert device_trials._environment(hardware)["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
 
 
 @pytest.mark.parametrize("kept", ["run", "programs"])
@@ -101,20 +102,20 @@ def test_a_result_outlives_the_session_that_found_it(tmp_path, monkeypatch, kept
     tried, run, said = [], tmp_path / "run", []
     programs = str(tmp_path / "programs") if kept == "programs" else None
     options = HardwareOptions(hw="tpu", compile_cache=programs)
-    device = kernel_choice.kernel_device(hardware)
+    device = kernel_device(hardware)
 
     def try_once(*_):
         tried.append(1)
         return {"works": True, "reason": "", "opened": True, "errors": {}}
 
-    monkeypatch.setattr(kernel_choice, "try_kernels", try_once)
+    monkeypatch.setattr(DeviceTrial, "attempt", try_once)
     for session in ("first", "second"):
         monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path / session))
         runs = [run] if kept == "run" else []
-        assert kernel_choice.kernels_work(device, hardware, options, said.append, runs=runs)
+        assert KERNELS.works(device, hardware, options, said.append, runs=runs)
         # A new run's folder is made after its backend has opened.
         run.mkdir(exist_ok=True)
-        kernel_choice.keep_result(device, options, runs=runs)
+        KERNELS.keep(device, options, runs=runs)
     assert len(tried) == 1
     assert [path.name for path in (tmp_path / "first" / "kernels").iterdir()] == [
         path.name for path in (tmp_path / kept / "kernels").iterdir()
@@ -126,12 +127,12 @@ def test_a_process_that_holds_the_device_does_without(tmp_path, monkeypatch):
     hardware = Hardware("tpu", TpuChips(tpu_by_cloud_name("v5e"), 8), (), 0, emulated=False)
     said = []
     options = HardwareOptions(hw="tpu")
-    device = kernel_choice.kernel_device(hardware)
-    assert not kernel_choice.kernels_work(device, hardware, options, said.append, may_try=False)
+    device = kernel_device(hardware)
+    assert not KERNELS.works(device, hardware, options, said.append, may_try=False)
     assert len(said) == 1
     assert "this process holds it" in said[0]
     # Nothing is known of the kernels: the next process tries them.
     assert not (tmp_path / "kernels").exists()
     old = Hardware("tpu", TpuChips(tpu_by_cloud_name("v3"), 4), (), 0, emulated=False)
-    assert kernel_choice.kernel_device(old) is None
-    assert kernel_choice.kernel_device(dataclasses.replace(hardware, tpu=None)) is None
+    assert kernel_device(old) is None
+    assert kernel_device(dataclasses.replace(hardware, tpu=None)) is None

@@ -123,14 +123,14 @@ def leave_out_kernels(loader) -> None:
     torch.backends.cuda.enable_mem_efficient_sdp(False)
 
 
-def interpret_kernels(choice) -> None:
+def interpret_kernels(trials) -> None:
     """Kernels of ours run where a test asks for it, in JAX's interpreter."""
     asked = os.environ.get("TPUKIT_EMULATED_KERNELS") == "1"
-    choice.kernel_device = lambda hardware: "the CPU plugin" if asked else None
+    trials.kernel_device = lambda hardware: "the CPU plugin" if asked else None
 
 
 CHANGED = {
-    "tpukit.hardware.kernels.choice": interpret_kernels,
+    "tpukit.hardware.device_trials": interpret_kernels,
     "tpukit.hardware.host": show_a_chip,
     "torch_tpu._internal.utils.hardware": count_a_chip,
     "torch_tpu._loader": leave_out_kernels,

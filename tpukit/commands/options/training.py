@@ -46,9 +46,9 @@ TRAINING_PANELS = {
     "Batch and rate": ("global_batch_size", "accumulate", "lr"),
     "Length and logs": ("epochs", "max_steps", "max_time", "log_every", "ckpt_every",
                         "global_seed", "num_workers"),
-    HARDWARE: ("hw", "devices", "precision", "shard", "kernels", "compile", "compile_cache",
-               "check_bf16", "deterministic", "memory_limit", "max_restarts", "collective_timeout",
-               "master_port", "profile"),
+    HARDWARE: ("hw", "devices", "precision", "shard", "kernels", "steps", "compile",
+               "compile_cache", "check_bf16", "deterministic", "memory_limit", "max_restarts",
+               "collective_timeout", "master_port", "profile"),
     "Run folder": ("data_path", "results_dir", "resume", "resume_from", "init_from"),
 }  # fmt: skip
 """Fields of TrainConfig that have an option; `--set` reaches the others."""

@@ -63,6 +63,7 @@ from tpukit.hardware.optimizers import (
     set_rates,
 )
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
+from tpukit.hardware.step_programs import Step
 from tpukit.io.process import allowed_cores, die_with_parent, output_sent_to
 from tpukit.knowledge.accelerators import peak_flops
 
@@ -221,7 +222,7 @@ class EagerBackend(TorchOps):
                 return function(batches, *numbers)
         token = RUNNING.set(self)
         try:
-            return self.eager.run(function, batches, numbers, self.all_gather_objects)
+            return self.eager.run(Step(function, batches, numbers), self.all_gather_objects)
         finally:
             RUNNING.reset(token)
 
@@ -356,6 +357,8 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         precision = choose_precision(options.precision, kind, native_bf16=eager.native_bf16)
         parallelism = _parallelism(place, eager.device, options, precision, world)
         collectives = Collectives() if world == 1 else GlooCollectives(world, timeout)
+    if options.steps == "traced":
+        parallelism.is_recordable = False
     eager.set_arithmetic(precision, deterministic=options.deterministic)
     if options.deterministic:
         torch.use_deterministic_algorithms(True)

@@ -29,6 +29,7 @@ from tpukit.hardware.memory import (
 )
 from tpukit.hardware.options import Precision
 from tpukit.hardware.prefetch import prefetch
+from tpukit.hardware.step_programs import Step
 
 Gather = Callable[[Any], list[Any]]
 
@@ -57,12 +58,9 @@ class EagerDevice:
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return (dict(batch) for batch in loader)
 
-    def run(
-        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float],
-        gather: Gather,
-    ) -> Any:  # fmt: skip
+    def run(self, step: Step, gather: Gather) -> Any:
         """See `Backend`; gather: its `all_gather_objects`."""
-        return function(batches, *numbers)
+        return step()
 
     def limit_memory(self, limit_bytes: int) -> None:
         raise NotImplementedError

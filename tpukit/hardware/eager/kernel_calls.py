@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from tpukit.hardware.detect import EMULATED_KERNELS
-from tpukit.hardware.eager.programs import host_state, set_host_state
 from tpukit.hardware.kernels.flash_attention import Kernel, Shapes, results_of, with_shapes
+from tpukit.hardware.step_programs import host_state, set_host_state
 
 
 def kernel_call(kernel: Kernel, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -2,23 +2,17 @@
 with donated arguments."""
 
 import hashlib
-import pickle
-import random
 import traceback
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tpukit.hardware.backend import Batch
 from tpukit.hardware.eager.devices import Gather
 from tpukit.hardware.eager.recorder import (
-    NotOneProgramError,
     Recorder,
     graphs,
     living,
@@ -28,14 +22,20 @@ from tpukit.hardware.eager.recorder import (
 )
 from tpukit.hardware.memory import is_out_of_memory_text
 from tpukit.hardware.python_state import PythonState
-from tpukit.hardware.python_values import NOT_USERS
+from tpukit.hardware.step_programs import (
+    MOST_CHANGES,
+    NotOneProgramError,
+    Step,
+    StepPrograms,
+    host_state,
+    place_in,
+    set_host_state,
+)
 
 SHARED_MEMORY = "identified a duplicate input"
 """torch_tpu's error for arguments that are one: nothing may be overwritten there."""
 UNKNOWN_ARGUMENT = "identified an argument that was not provided"
 """Its error for a tensor that one of its operators used without asking Python."""
-MOST_CHANGES = 2
-"""Maximum number of calls in a row before which what a step reads has changed."""
 COMPUTED = object()
 """The place of a tensor among what a step returns."""
 
@@ -69,9 +69,11 @@ class StepProgram:
     state: PythonState
     """What the step read when it was recorded."""
     is_proven: bool = False
-    """Whether a second recording was the same."""
     changes: int = 0
-    """Number of calls in a row before which that had changed."""
+
+    def change(self) -> str | None:
+        """The first attribute that the step may read, and that has changed since."""
+        return self.state.change()
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Any, Sequence[Tensor]]:
         """What the function returns, and the tensors that the program computed."""
@@ -86,55 +88,45 @@ class StepProgram:
         return tree_unflatten(filled, structure), outputs
 
 
-class StepPrograms:
-    """The steps of a process, each recorded and compiled for every shape of its batches.
+class RecordedPrograms(StepPrograms[StepProgram]):
+    """Steps on torch_tpu: their operations are recorded, undone, and compiled.
 
-    The first two calls are recorded, and each before which a setting or a counter that the step
-    may read has changed. Where the second differs, or a step cannot be recorded, its operations
-    run one by one, and `say` is given the reason, once.
+    Where a step has no program, its operations run one by one.
     """
 
     def __init__(self, device: torch.device, say: Callable[[str], None]) -> None:
+        super().__init__(say)
         self.device = device
-        self.say = say
+        self.gather: Gather = lambda value: [value]
+        """`all_gather_objects` of the run's ranks."""
         self.results: Sequence[Tensor] = ()
         """What the last program computed."""
-        self.executed = 0
-        """Number of programs that were run."""
-        self._known: weakref.WeakKeyDictionary[Any, dict[Any, StepProgram | None]]
-        self._known = weakref.WeakKeyDictionary()
 
-    def run(
-        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float],
-        gather: Gather,
-    ) -> Any:  # fmt: skip
-        """`function(batches, *numbers)`, a bound method; gather: `all_gather_objects`."""
-        programs = self._known.setdefault(getattr(function, "__self__", function), {})
-        shapes = [(name, t.shape, t.dtype) for batch in batches for name, t in batch.items()]
-        name = getattr(function, "__name__", "step").strip("_")
-        key = (name, torch.is_grad_enabled(), tuple(shapes))
-        known = programs.get(key)
-        change = known.state.change() if known else None
-        if known is not None:
-            # A layer that is frozen, another rate of dropout: perhaps another program.
-            known.changes = known.changes + 1 if change else 0
-        if key not in programs or (known is not None and (change or not known.is_proven)):
-            was_agreed = known is not None and known.is_proven
-            made = self._prepared(function, name, batches, numbers, known, change)
-            is_same = was_agreed and made is known
-            programs[key] = made if is_same else self._agreed(made, gather)
-        program, self.results = programs[key], ()
-        if program is None:
-            return function(batches, *numbers)
-        returned, self.results = program(self.inputs(batches, numbers))
+    def run(self, step: Step) -> Any:
+        self.results = ()
+        return super().run(step)
+
+    def record(
+        self, step: Step, known: StepProgram | None, change: str | None
+    ) -> tuple[StepProgram | None, Any]:
+        was_agreed = known is not None and known.is_proven
+        made = self._prepared(step, known, change)
+        if not was_agreed or made is not known:
+            made = self._agreed(made)
+        if made is None:
+            return None, step()
         self.executed += 1
+        return made, self.execute(made, step)
+
+    def execute(self, program: StepProgram, step: Step) -> Any:
+        returned, self.results = program(self.inputs(step))
         return returned
 
-    def _agreed(self, made: StepProgram | None, gather: Gather) -> StepProgram | None:
+    def _agreed(self, made: StepProgram | None) -> StepProgram | None:
         """A training step's program, where all ranks have that one: they wait for each other."""
         if not torch.is_grad_enabled():
             return made
-        texts = gather(hashlib.sha256(made.recording.text.encode()).digest() if made else None)
+        texts = self.gather(hashlib.sha256(made.recording.text.encode()).digest() if made else None)
         if len({*texts}) == 1:
             return made
         if made:
@@ -144,36 +136,26 @@ class StepPrograms:
     def new_recorder(self) -> Recorder:
         return Recorder(self.device)
 
-    def inputs(self, batches: Sequence[Batch], numbers: Sequence[float]) -> list[Tensor]:
+    def inputs(self, step: Step) -> list[Tensor]:
         """What a program is given: the batches' tensors, then the numbers."""
-        sent = torch.tensor(numbers, dtype=torch.float32).to(self.device)
-        return [*(tensor for batch in batches for tensor in batch.values()), sent]
+        return [*step.given, torch.tensor(step.numbers, dtype=torch.float32).to(self.device)]
 
     def _prepared(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        batches: Sequence[Batch],
-        numbers: Sequence[float],
-        known: StepProgram | None,
-        change: str | None,
+        self, step: Step, known: StepProgram | None, change: str | None
     ) -> StepProgram | None:
-        """The program of a step after a recording; None where it has none.
-
-        known: the one until now; change: what has changed since its recording.
-        """
-        inputs = self.inputs(batches, numbers)
+        """The program of a step after a recording; None where it has none."""
+        inputs = self.inputs(step)
         materialize(living(self.device))
-        drawn, before = host_state(), PythonState(getattr(function, "__self__", None))
+        drawn, before = host_state(), PythonState(step.owner)
         try:
             changes = known.changes if known else 0
             if changes > MOST_CHANGES:
                 raise NotOneProgramError(f"{change} changes before each call")
-            recording, state = self._repeatable(function, batches, inputs, before)
+            recording, state = self._repeatable(step, inputs, before)
             if host_state() != drawn:
                 raise NotOneProgramError("it draws from a random generator of the host")
             if known is None or (change and recording.text != known.recording.text):
-                return self._compiled(recording, name, inputs, state, changes)
+                return self._compiled(recording, step.name, inputs, state, changes)
             if recording.text != known.recording.text:
                 lines = _difference(known.recording.text, recording.text)
                 raise NotOneProgramError(f"its second call is another program{lines}")
@@ -189,30 +171,25 @@ class StepPrograms:
             return None
 
     def _repeatable(
-        self,
-        function: Callable[..., Any],
-        batches: Sequence[Batch],
-        inputs: Sequence[Tensor],
-        before: PythonState,
+        self, step: Step, inputs: Sequence[Tensor], before: PythonState
     ) -> tuple[Recording, PythonState]:
         """A recording that changed nothing on the host, and what is there."""
-        recording, state = self.recorded(function, batches, inputs), before
+        recording, state = self.recorded(step, inputs), before
         if before.change(within=True):  # a cache that is filled once, perhaps
-            state = PythonState(getattr(function, "__self__", None))
-            recording = self.recorded(function, batches, inputs)
+            state = PythonState(step.owner)
+            recording = self.recorded(step, inputs)
         if change := state.change(within=True):
             raise NotOneProgramError(f"it changes {change}, which no program does")
         return recording, state
 
-    def recorded(
-        self, function: Callable[..., Any], batches: Sequence[Batch], inputs: Sequence[Tensor]
-    ) -> Recording:
+    def recorded(self, step: Step, inputs: Sequence[Tensor]) -> Recording:
         """The operations of a step on `inputs`."""
         taken = list(inputs)
         for attempt in range(3):
             found = self.new_recorder()
             try:
-                return self._trace(found, lambda: function(batches, *inputs[-1].unbind()), taken)
+                given = Step(step.function, step.batches, inputs[-1].unbind())
+                return self._trace(found, given, taken)
             except Exception as error:
                 reason = str(error)
                 if SHARED_MEMORY in reason:
@@ -279,20 +256,6 @@ class StepPrograms:
         return StepProgram(runner, recording, arguments, state, changes=changes)
 
 
-def host_state() -> bytes:
-    """The host's random generators."""
-    of_torch = torch.get_rng_state().numpy()
-    return pickle.dumps((random.getstate(), np.random.get_state(), of_torch))
-
-
-def set_host_state(state: bytes) -> None:
-    """Sets them as they were."""
-    own, of_numpy, of_torch = pickle.loads(state)
-    random.setstate(own)
-    np.random.set_state(of_numpy)
-    torch.set_rng_state(torch.from_numpy(of_torch))
-
-
 def _difference(before: str, now: str) -> str:
     pairs = zip(before.splitlines(), now.splitlines(), strict=False)
     return next((f" ({a.strip()} -> {b.strip()})"[:200] for a, b in pairs if a != b), "")
@@ -300,9 +263,7 @@ def _difference(before: str, now: str) -> str:
 
 def why_several(error: Exception) -> str:
     """The operator, the user's line and the reason, in one line."""
-    places = traceback.extract_tb(error.__traceback__)
-    users = [p for p in places if not any(part in p.filename for part in NOT_USERS)]
-    where = f" at {users[-1].filename}:{users[-1].lineno}" if users else ""
+    where = place_in(traceback.extract_tb(error.__traceback__))
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     operator = getattr(error, "__notes__", ["it"])[-1]
     return f"a step runs as several programs: {operator}{where}: {reason}"

@@ -19,13 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from tpukit.hardware.eager.compiling import uncompiled_passes
+from tpukit.hardware.step_programs import NotOneProgramError
 
 GENERATOR: ContextVar[Any] = ContextVar("generator", default=None)
 """The recorded form of the device's generator."""
-
-
-class NotOneProgramError(Exception):
-    """The reason why a step cannot be one program, with the operator and the user's line."""
 
 
 @dataclass

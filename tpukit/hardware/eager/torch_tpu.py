@@ -8,7 +8,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from typing import Any
@@ -21,13 +21,14 @@ from tpukit.errors import HardwareError, JobError
 from tpukit.hardware.backend import Batch, DeviceUsage
 from tpukit.hardware.collectives import COLLECTIVE_TIMEOUT, init_method
 from tpukit.hardware.eager.devices import EagerDevice, Gather
-from tpukit.hardware.eager.programs import StepPrograms
+from tpukit.hardware.eager.programs import RecordedPrograms
 from tpukit.hardware.eager.torch_tpu_operators import replace_operators
 from tpukit.hardware.kept_programs import record_programs
 from tpukit.hardware.memory import LATE_FAILURE, Memory
 from tpukit.hardware.modules import move_tensors, require_unpacked
 from tpukit.hardware.options import Precision
 from tpukit.hardware.prefetch import prefetch
+from tpukit.hardware.step_programs import Step
 
 LAUNCH_VARIABLES = ("TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY")
 
@@ -43,7 +44,7 @@ class TpuDevice(EagerDevice):
         self.device = torch.device("tpu", 0)
         self._tpu: Any = torch.get_device_module("tpu")
         self._programs_seen = 0
-        self._programs = StepPrograms(self.device, _note)
+        self._programs = RecordedPrograms(self.device, _note)
         self._counts_memory = self._is_memory_counted()
         version = importlib.metadata.version("torch_tpu")
         self.versions: Mapping[str, str] = {"torch_tpu": f"{version} (experimental)"}
@@ -76,11 +77,9 @@ class TpuDevice(EagerDevice):
         # A compiled model takes no views with other strides.
         return {name: tensor.contiguous().to(self.device) for name, tensor in batch.items()}
 
-    def run(
-        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float],
-        gather: Gather,
-    ) -> Any:  # fmt: skip
-        result = self._programs.run(function, batches, numbers, gather)
+    def run(self, step: Step, gather: Gather) -> Any:
+        self._programs.gather = gather
+        result = self._programs.run(step)
         if self._programs.results:
             self.surface_errors(self._programs.results[:1])
         return result

@@ -1,12 +1,9 @@
-"""The child of `choice`: each kernel, forward and backward, against plain operations.
+"""The child of `device_trials.KERNELS`: each, forward and backward, against plain operations.
 
-Started by `tpukit.hardware.launch.child` with PRECISION DEVICES DESCRIPTOR PARENT as its arguments.
 Each answer has the relative errors found, the place that comes next and, where that is the last,
 the reason why the kernels do not work.
 """
 
-import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tpukit.hardware.device_trials import tell_parent
 from tpukit.hardware.kernels.flash_attention import plain_attention
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
-from tpukit.io.process import die_with_parent
 
 LARGEST_ERROR = 0.03
 """Maximum relative error of a whole tensor: rounding to bf16, which a TPU also does to factors in
@@ -49,18 +46,6 @@ CASES = {
 HEADS, WIDTH = 2, 32
 SECOND = 200
 """Token at which the second sample of a packed row begins."""
-
-
-def main(arguments: list[str]) -> int:
-    """Tries every case until one fails."""
-    precision, devices, descriptor, parent = arguments
-    die_with_parent(int(parent))
-    options = HardwareOptions(
-        hw="tpu", devices=int(devices) or None, precision=precision, kernels="on"  # type: ignore[arg-type]
-    )  # fmt: skip
-    for answer in answers(options):
-        os.write(int(descriptor), (json.dumps(answer) + "\n").encode())
-    return 0
 
 
 def answers(options: HardwareOptions) -> Iterator[dict[str, Any]]:
@@ -127,4 +112,4 @@ def _results(backend: Any, attention: Any, host: list[Tensor], case: Case) -> li
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(tell_parent(answers, sys.argv[1:], kernels="on", steps="traced"))

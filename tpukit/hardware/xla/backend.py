@@ -5,8 +5,10 @@ The same code runs on virtual devices of the CPU: PJRT_DEVICE=CPU CPU_NUM_DEVICE
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,7 @@ from tpukit.hardware.optimizers import (
 )
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import prefetch
+from tpukit.hardware.step_programs import Step
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh
 from tpukit.hardware.xla.ops import XlaOps, running
@@ -65,8 +68,11 @@ from tpukit.hardware.xla.optimizer import (
     XlaAdafactor,
     XlaAdamW,
     choose_traced_form,
+    rates_of,
     step_in_graph,
+    takes_rates,
 )
+from tpukit.hardware.xla.programs import XlaPrograms
 from tpukit.hardware.xla.tpu_memory import duty_cycle_percent, fullest_device
 from tpukit.knowledge.accelerators import peak_flops, tpu_by_device_kind
 
@@ -112,6 +118,10 @@ class XlaBackend(XlaOps):
         """Zeros that the last step's losses added nothing to, for the next step to add to."""
         self._ends_step = False
         """Whether the next `finish` ends an optimizer step."""
+        self.recorded: XlaPrograms | None = None
+        """Steps that are executed without tracing; None where each is traced."""
+        self._takes_rates: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        """Optimizers whose rate is a tensor of the device."""
 
     @property
     def is_main(self) -> bool:
@@ -165,7 +175,9 @@ class XlaBackend(XlaOps):
             text = "makes its state in its first step, which is a program of its own."
             print(f"Note: {name} {text}", file=sys.stderr, flush=True)
         if type(optimizer) is torch.optim.Adafactor:
-            return XlaAdafactor(optimizer, self.mesh.send)
+            return XlaAdafactor(optimizer)
+        if takes_rates(optimizer, send):
+            self._takes_rates.add(optimizer)
         return optimizer
 
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
@@ -181,7 +193,15 @@ class XlaBackend(XlaOps):
             torch.clear_autocast_cache()
 
     def run(self, function: Callable[..., Any], batches: Sequence[Batch], *numbers: float) -> Any:
-        return function(batches, *numbers)
+        if self.recorded is None:
+            return function(batches, *numbers)
+        return self.recorded.run(Step(function, batches, numbers))
+
+    def _host_value(self, make: Callable[[float], Tensor], number: float) -> Tensor:
+        """`make(number)` as data: a Python number would be part of the graph."""
+        if self.recorded is None:
+            return self.mesh.send(make(number))
+        return self.recorded.host_value(make, number)
 
     @contextmanager
     def micro_batch(
@@ -207,6 +227,8 @@ class XlaBackend(XlaOps):
                     zeros = self._unused.get(parameter)
                     parameter.grad = self.mesh.zeros_like(parameter) if zeros is None else zeros
                 self._versions[parameter] = parameter.grad._version
+        if self.recorded is not None:
+            self.recorded.see(p.grad for p in self._versions if p.grad is not None)
 
     def _set_unused_aside(self) -> None:
         """Leaves weights that no loss used without a gradient: they must not decay."""
@@ -243,10 +265,7 @@ class XlaBackend(XlaOps):
         factor = torch.reciprocal(weight)
         if clip_norm is not None:
             factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        if isinstance(optimizer, XlaAdamW):
-            optimizer.apply(self.mesh.send(optimizer.numbers(float(lr))), factor)
-        else:
-            step_in_graph(optimizer, float(lr), gradients, factor)
+        self._step(optimizer, float(lr) if isinstance(lr, Tensor) else lr, gradients, factor)
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if parameter.grad is not None and self._adds_up:
                 parameter.grad.zero_()  # the next step adds to it
@@ -257,14 +276,38 @@ class XlaBackend(XlaOps):
                 after.function(after.model)
         if average is not None:
             update = average()
-            # Sent as data: a Python number would be part of the graph.
-            weight = self.mesh.send(torch.as_tensor(update.weight))
+            assert not isinstance(update.weight, Tensor)
+            weight = self._host_value(torch.tensor, update.weight)
             move_towards(*update._replace(weight=weight))
         self._ends_step = True
         return norm
 
+    def _step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        lr: float,
+        gradients: Sequence[Tensor],
+        factor: Tensor,
+    ) -> None:
+        if isinstance(optimizer, XlaAdamW | XlaAdafactor):
+            optimizer.apply(self._host_value(optimizer.numbers, lr), factor)
+            if self.recorded is None:
+                optimizer.count()
+            else:
+                self.recorded.on_host(optimizer.count)
+        elif optimizer in self._takes_rates:
+            rates = self._host_value(partial(rates_of, optimizer), lr)
+            step_in_graph(optimizer, rates, gradients, factor)
+        else:
+            step_in_graph(optimizer, lr, gradients, factor)
+            if self.recorded is not None:
+                self.recorded.refuse(f"{type(optimizer).__name__} reads its learning rate")
+
     def finish(self) -> None:
-        self._sync()
+        if self.recorded is not None and self.recorded.has_executed:
+            self.recorded.has_executed = False
+        else:
+            self._sync()
         if not self._ends_step:
             return
         self._ends_step = False
@@ -273,7 +316,10 @@ class XlaBackend(XlaOps):
             self._compiled = self.compilations()
 
     def _sync(self) -> None:
-        torch_xla.sync()
+        if self.recorded is not None and self.recorded.recorder is not None:
+            self.recorded.recorder.end_part()
+        else:
+            torch_xla.sync()
         if self.memory_limit is not None:
             # Bounds the memory: the number of steps in flight on a CPU varies.
             xm.wait_device_ops()
@@ -354,7 +400,7 @@ class XlaBackend(XlaOps):
 
 def open_xla(options: HardwareOptions) -> XlaBackend:
     """The backend over all XLA devices. The environment is set already (`prepare_environment`),
-    and `kernels` is decided (`settle_kernels`).
+    and `kernels` and `steps` are decided (`settled`).
 
     Raises:
         HardwareError: a launcher started several ranks, or the number of devices differs.
@@ -383,7 +429,14 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
     hosts = _hosts()
     # All hosts run one program.
     fused = all(hosts.all_gather_objects(options.kernels == "on" and _has_kernels()))
-    return XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=limit)
+    backend = XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=limit)
+    if options.steps != "traced" and xr.process_count() == 1 and limit is None:
+        backend.recorded = XlaPrograms(str(mesh.device), mesh.send, _note)
+    return backend
+
+
+def _note(text: str) -> None:
+    print(f"Note: {text}.", file=sys.stderr, flush=True)
 
 
 def choose_products(precision: Precision) -> None:

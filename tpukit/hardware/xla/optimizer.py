@@ -9,10 +9,12 @@ import torch
 import torch_xla
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AdamSettings, ParameterGroup
-from tpukit.hardware.optimizers import choose_capturable, set_rates
+from tpukit.hardware.first_state import TriedOptimizer
+from tpukit.hardware.optimizers import PER_GROUP, choose_capturable, set_rates, trained_of
 
 UNLIKE_ZERO = 1e-12
 """A rate in place of 0, which would be a constant of another graph, as 1 would be."""
@@ -50,12 +52,18 @@ class XlaAdamW(Optimizer):
                 if parameter.requires_grad:
                     yield parameter, group
 
+    def count(self) -> None:
+        """Counts a step, after it."""
+        steps = [self.state[parameter]["step"] for parameter, _ in self.trained()]
+        # Past the counter of writes, by which a change that a program leaves out is found.
+        torch._foreach_add_([step.data for step in steps], 1)
+
     def numbers(self, lr: float) -> Tensor:
-        """Counts a step. (4,) on the host: rate, rate / correction of the mean, 1 / root of the
+        """Of the next step: (4,) on the host: rate, rate / correction of the mean, 1 / root of the
         correction of the square, and 0."""
-        for parameter, _ in self.trained():
-            self.state[parameter]["step"] += 1
-        step = max((int(state["step"]) for state in self.state.values()), default=1)
+        counted = {parameter for parameter, _ in self.trained()}
+        steps = (int(s["step"]) + (p in counted) for p, s in self.state.items())
+        step = max(steps, default=1)
         beta1, beta2 = self.settings.betas
         root = math.sqrt(1.0 - beta2**step)
         return torch.tensor([lr, lr / (1.0 - beta1**step), 1.0 / root, 0.0])
@@ -84,27 +92,39 @@ class XlaAdamW(Optimizer):
 class XlaAdafactor(torch.optim.Adafactor):
     """torch's Adafactor (Shazeer and Stern, 2018), which reads two norms a parameter, in one graph.
 
-    optimizer: torch's own, whose state exists. send: a host tensor on the device.
+    optimizer: torch's own, whose state exists.
     """
 
-    def __init__(self, optimizer: Optimizer, send: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(optimizer.param_groups)
         self.state = optimizer.state
-        self.send = send
+
+    def count(self) -> None:
+        """Counts a step, after it."""
+        for group in self.param_groups:
+            for parameter in trained_of(group):
+                self.state[parameter]["step"].data.add_(1)
+
+    def numbers(self, lr: float) -> Tensor:
+        """Of the next step: (groups, 3) on the host: rate, weight of the gradient, its bound."""
+        groups = self.param_groups
+        return torch.tensor([self._numbers(lr * group[PER_GROUP], group) for group in groups])
+
+    def _numbers(self, lr: float, group: dict[str, Any]) -> list[float]:
+        step = 1 + max((float(self.state[p]["step"]) for p in trained_of(group)), default=0.0)
+        return [lr, step ** group["beta2_decay"], min(lr, 1 / math.sqrt(step))]
 
     @torch.no_grad()
+    def apply(self, numbers: Tensor, factor: Tensor) -> None:
+        """One step with the gradients times `factor` (0-d); `numbers` on the device."""
+        for group, of_group in zip(self.param_groups, numbers.unbind(), strict=True):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+                    self._update(parameter, group, *of_group.unbind())
+
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            trained = [p for p in group["params"] if p.grad is not None]
-            if not trained:
-                continue
-            for parameter in trained:
-                self.state[parameter]["step"] += 1
-            step = float(self.state[trained[0]]["step"])
-            lr, new = float(group["lr"]), step ** group["beta2_decay"]
-            numbers = self.send(torch.tensor([lr, new, min(lr, 1 / math.sqrt(step))]))
-            for parameter in trained:
-                self._update(parameter, group, *numbers.unbind())
+        raise NotImplementedError("a backend steps it: see XlaBackend.step")
 
     def _update(
         self, parameter: nn.Parameter, group: dict[str, Any], lr: Tensor, new: Tensor, rho: Tensor
@@ -156,18 +176,64 @@ def choose_traced_form(optimizer: Optimizer) -> None:
     choose_capturable(optimizer)
 
 
+def rates_of(optimizer: Optimizer, lr: float) -> Tensor:
+    """(groups,): each group's rate."""
+    return torch.tensor([lr * group[PER_GROUP] for group in optimizer.param_groups])
+
+
+def takes_rates(optimizer: Optimizer, send: Callable[[Tensor], Tensor]) -> bool:
+    """Whether it steps at rates that are tensors of the device (0-d) without reading one."""
+    try:
+        for group in optimizer.param_groups:
+            first = next(trained_of(group), None)
+            if first is not None:
+                tried = TriedOptimizer(optimizer, group, first, 0, send)
+                with reading_refused(optimizer), TensorFactors():
+                    tried.step()
+    except Exception:  # of whatever an optimizer does with one weight and a tensor
+        return False
+    return True
+
+
 def step_in_graph(
-    optimizer: Optimizer, lr: float, gradients: Sequence[Tensor], factor: Tensor
+    optimizer: Optimizer, lr: float | Tensor, gradients: Sequence[Tensor], factor: Tensor
 ) -> None:
-    """One step with the gradients times `factor` (0-d), traced into the graph of this step."""
+    """One step with the gradients times `factor` (0-d), traced into the graph of this step.
+
+    lr: the step's rate, or the groups' rates on the device (groups,), as `rates_of` gives them.
+    """
     for gradient in gradients:
         gradient.mul_(factor)
-    set_rates(optimizer, lr)
-    for group in optimizer.param_groups:
-        if group["lr"] in (0.0, 1.0):
-            group["lr"] = UNLIKE_ZERO if group["lr"] == 0.0 else math.nextafter(1.0, 2.0)
-    with reading_refused(optimizer):
+    rates = [group["lr"] for group in optimizer.param_groups]
+    if isinstance(lr, Tensor):
+        for group, rate in zip(optimizer.param_groups, lr.unbind(), strict=True):
+            group["lr"] = rate
+    else:
+        set_rates(optimizer, lr)
+        for group in optimizer.param_groups:
+            if group["lr"] in (0.0, 1.0):
+                group["lr"] = UNLIKE_ZERO if group["lr"] == 0.0 else math.nextafter(1.0, 2.0)
+    with reading_refused(optimizer), TensorFactors():
         optimizer.step()
+    if isinstance(lr, Tensor):
+        for group, kept in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = kept
+
+
+class TensorFactors(TorchFunctionMode):
+    """Within it the factors `alpha` and `value` of torch's sums may be tensors, which torch would
+    read."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(function, "__name__", "").rstrip("_")
+        factor = kwargs.get({"add": "alpha", "sub": "alpha"}.get(name, "value"))
+        if isinstance(factor, Tensor) and name in ("add", "sub", "addcmul", "addcdiv"):
+            kwargs = {k: v for k, v in kwargs.items() if v is not factor}
+            args = (args[0], args[1] * factor, *args[2:])
+        return function(*args, **kwargs)
 
 
 @contextmanager

@@ -6,29 +6,23 @@ The engine's own step is recorded as in a run; each tensor that outlives it is a
 import functools
 import importlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tpukit.errors import JobError
-from tpukit.hardware.backend import Batch
 from tpukit.hardware.collectives import Collectives
 from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.hardware.eager.devices import Gather
 from tpukit.hardware.eager.distributed import SingleProcess
 from tpukit.hardware.eager.grad_scaling import PlainUpdate
-from tpukit.hardware.eager.programs import StepPrograms, why_several
-from tpukit.hardware.eager.recorder import (
-    NotOneProgramError,
-    Recorder,
-    graphs,
-    living,
-    recording_mode,
-)
+from tpukit.hardware.eager.programs import RecordedPrograms, why_several
+from tpukit.hardware.eager.recorder import Recorder, graphs, living, recording_mode
 from tpukit.hardware.eager.torch_tpu import TpuDevice, load_torch_tpu
 from tpukit.hardware.options import Precision
+from tpukit.hardware.step_programs import NotOneProgramError, Step
 from tpukit.probe.compiler.absent_tpu import AbsentTpu
 from tpukit.probe.compiler.compile import Program, TracedStep
 from tpukit.probe.compiler.kernel_shares import KernelShares, mean_share
@@ -50,7 +44,7 @@ class PlaceholderRecorder(Recorder):
         return tensor.untyped_storage()._cdata in self.placeholders
 
 
-class TracingPrograms(StepPrograms):
+class TracingPrograms(RecordedPrograms):
     """Steps that are recorded on placeholders and kept, not executed."""
 
     def __init__(self, device: torch.device) -> None:
@@ -71,16 +65,12 @@ class TracingPrograms(StepPrograms):
     def new_recorder(self) -> Recorder:
         return PlaceholderRecorder(self.device, self.placeholders)
 
-    def inputs(self, batches: Sequence[Batch], numbers: Sequence[float]) -> list[Tensor]:
-        sent = self.placeholder(torch.tensor(numbers, device="meta"))
-        return [*(tensor for batch in batches for tensor in batch.values()), sent]
+    def inputs(self, step: Step) -> list[Tensor]:
+        return [*step.given, self.placeholder(torch.tensor(step.numbers, device="meta"))]
 
-    def run(
-        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float],
-        gather: Gather,
-    ) -> Any:  # fmt: skip
+    def run(self, step: Step) -> Any:
         try:
-            found = self.recorded(function, batches, self.inputs(batches, numbers))
+            found = self.recorded(step, self.inputs(step))
         except (NotOneProgramError, RuntimeError) as error:
             raise JobError(
                 f"{why_several(error)}.",
@@ -128,11 +118,8 @@ class TracingDevice(TpuDevice):
     def _move(self, tensor: Tensor) -> Tensor:
         return self.programs.placeholder(tensor)
 
-    def run(
-        self, function: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float],
-        gather: Gather,
-    ) -> Any:  # fmt: skip
-        return self.programs.run(function, batches, numbers, gather)
+    def run(self, step: Step, gather: Gather) -> Any:
+        return self.programs.run(step)
 
     def surface_errors(self, results: Sequence[Tensor]) -> None:
         pass

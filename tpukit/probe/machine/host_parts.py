@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tpukit.hardware.options import HardwareOptions
-from tpukit.hardware.select import settle_kernels, try_own_kernels
+from tpukit.hardware.select import settled, try_own_kernels
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommender
 from tpukit.probe.batch.search import SearchSettings
@@ -91,7 +91,7 @@ class HostParts:
         return answer
 
     def _setup(self, task: str, settings: Mapping[str, Any]) -> tuple[TaskSource, TrainConfig]:
-        config = settle_kernels(TrainConfig(hw=self.hw), _log)
+        config = settled(TrainConfig(hw=self.hw), _log)
         arguments = {"spec": task, "settings": settings, "data_path": ""}
         return TaskSource(TASK_FACTORY, arguments), config
 

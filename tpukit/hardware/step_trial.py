@@ -1,0 +1,72 @@
+"""The child of `device_trials.STEPS`: steps that are recorded against the same ones traced."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tpukit.hardware.backend import Average, Batch, OptimizerSettings, ParameterGroup
+from tpukit.hardware.device_trials import tell_parent
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend
+
+STEPS = 5
+"""Two are recorded, three run."""
+
+
+def answers(options: HardwareOptions) -> Iterator[dict[str, Any]]:
+    """What the parent reads: the first answer says that the device has opened."""
+    backend: Any = open_backend(options)
+    yield {"next": "a recorded step", "reason": "", "errors": {}}
+    recorded, backend.recorded = backend.recorded, None
+    expected = Trained(backend).state()
+    backend.recorded = recorded
+    found = Trained(backend).state()
+    wrong = [name for name, tensor in expected.items() if not found[name].equal(tensor)]
+    reason = f"{wrong[0]} differs from a traced step's" if wrong else ""
+    if recorded is None or recorded.executed != STEPS - 2:
+        reason = reason or "a step is not recorded"
+    yield {"next": "", "reason": reason, "errors": {}}
+
+
+class Trained:
+    """A small model after a few steps of changing rates, with dropout and EMA weights."""
+
+    def __init__(self, backend: Any) -> None:
+        torch.manual_seed(0)
+        self.backend = backend
+        layers = nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 4)
+        self.model = backend.prepare(nn.Sequential(*layers))
+        trained = list(self.model.parameters())
+        self.optimizer = backend.optimizer([ParameterGroup(trained, 0.01)], OptimizerSettings())
+        self.averages = [parameter.detach().clone() for parameter in trained]
+        backend.finish()
+        for step in range(STEPS):
+            rows = torch.randn(8 * backend.devices, 16)
+            [batch] = backend.batches([{"x": rows}])
+            backend.load_state({"seed": step})
+            backend.run(self.step, [batch], 1e-2 / (step + 1), step % 2 / 2)
+            backend.finish()
+
+    def step(self, batches: Sequence[Batch], lr: float | Tensor, weight: float | Tensor) -> None:
+        [batch] = batches
+        with self.backend.micro_batch(self.model, first=True, last=True) as backward:
+            with self.backend.autocast():
+                loss = self.model(batch["x"]).float().square().mean()
+            backward(loss)
+        pairs = self.averages, [parameter.detach() for parameter in self.model.parameters()]
+        self.backend.step(
+            self.optimizer, lr=lr, weight=torch.ones_like(loss), clip_norm=1.0,
+            average=lambda: Average(*pairs, weight),
+        )  # fmt: skip
+
+    def state(self) -> dict[str, Tensor]:
+        averages = {f"average {place}": tensor for place, tensor in enumerate(self.averages)}
+        host: dict[str, Tensor] = self.backend.to_host({**self.model.state_dict(), **averages})
+        return host
+
+
+if __name__ == "__main__":
+    sys.exit(tell_parent(answers, sys.argv[1:], kernels="off", steps="recorded"))

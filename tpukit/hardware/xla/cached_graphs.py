@@ -1,0 +1,129 @@
+"""torch_xla's private functions that find a traced graph's arguments and run its program again.
+
+They are those of its bridge to Dynamo, of 2.8 and 2.9. No other module calls them for this.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
+from torch import Tensor
+from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
+
+MOST_DRAWS = 100_000
+"""Maximum number of random operators in a step."""
+MODULO = 2**64
+LOST = "Failed to get computation by hash"
+"""torch_xla's error for a program that its cache has dropped."""
+
+
+class LostProgramError(Exception):
+    """The cache of compiled graphs holds a program no longer; nothing has run."""
+
+
+# -- tensors ---------------------------------------------------------------------------------------
+def handles(tensors: Sequence[Tensor]) -> list[int]:
+    """A number for each tensor's buffer; tensors that share one have the same."""
+    return torch_xla._XLAC._get_tensors_handle(tensors)  # type: ignore[no-any-return]
+
+
+def are_pending(tensors: Sequence[Tensor]) -> list[bool]:
+    """Which are results of a graph that has not run."""
+    return torch_xla._XLAC._check_tensor_need_materialization(tensors)  # type: ignore[no-any-return]
+
+
+def pending_count(device: str) -> int:
+    """Number of such tensors on the device, those that Python does not know too."""
+    return sum(torch_xla._XLAC._check_device_tensor_need_materialization(device))
+
+
+def number_of(tensor: Tensor) -> int:
+    """Tensors of one number are one for torch_xla, as an alias and its original are."""
+    return torch_xla._XLAC._xla_get_tensor_id(tensor)  # type: ignore[no-any-return]
+
+
+def put(tensor: Tensor, value: Tensor) -> None:
+    """Gives a tensor another's buffer; what is an alias or a view of it is made anew when used."""
+    torch_xla._XLAC._replace_xla_tensor(tensor, value)
+    torch._functionalize_commit_update(tensor)
+    torch._functionalize_sync(tensor)
+
+
+def read_count() -> tuple[int, int]:
+    """How often values, and how often operators, have left the device."""
+    read = met.metric_data("TransferFromDeviceTime")
+    left = (met.counter_value(n) for n in met.counter_names() if n.startswith("aten::"))
+    return read[0] if read else 0, sum(left)
+
+
+# -- graphs ----------------------------------------------------------------------------------------
+def arguments_of(results: Sequence[Tensor]) -> tuple[list[Tensor], list[bool]]:
+    """The buffers that a pending graph takes, and which of them are seeds of the generator."""
+    numbers, values = torch_xla._XLAC._get_tensors_xla_device_data_node(results)
+    seed = torch_xla._XLAC._get_seed_info_id()
+    return values, [number == seed for number in numbers]
+
+
+def donate(value: Tensor, donated: bool) -> None:
+    """Whether the next program compiled may write its results into this argument's buffer."""
+    torch_xla._XLAC._set_buffer_donation(value, donated)
+
+
+def compiled(results: Sequence[Tensor]) -> bytes:
+    """Compiles a pending graph, unless it is in torch_xla's cache; the hash that it has there."""
+    with alias_with_buffer_donor_config():
+        # The first one may mark nodes as sharded whose hash was taken already.
+        torch_xla._XLAC._get_graph_hash(results)
+        found: bytes = torch_xla._XLAC._get_graph_hash(results)
+        torch_xla._XLAC._xla_warm_up_cache(results, [])
+    return found
+
+
+def execute(program: bytes, arguments: Sequence[Tensor]) -> list[Tensor]:
+    """The results of a compiled graph. Raises LostProgramError."""
+    xm.wait_device_ops()  # without the GIL, which the next call holds while it waits
+    try:
+        return torch_xla._XLAC._run_cached_graph(program, arguments)  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if LOST not in str(error):
+            raise
+        raise LostProgramError from error
+
+
+# -- the generator of random numbers ---------------------------------------------------------------
+def after_sync(seed: int) -> int:
+    """Its next state where `torch_xla.sync` finds this one."""
+    return (1012031 + seed * 7012063) % MODULO
+
+
+def after_draws(seed: int, draws: int) -> int:
+    """Its state after so many random operators."""
+    for _ in range(draws):
+        seed = (2531011 + 214013 * seed) % MODULO
+    return seed
+
+
+def draws_between(seed: int, state: int) -> int | None:
+    """After how many random operators it comes from `seed` to `state`; None: it was set."""
+    for draws in range(MOST_DRAWS):
+        if seed == state:
+            return draws
+        seed = after_draws(seed, 1)
+    return None
+
+
+def draws_before_sync(seed: int, state: int) -> int | None:
+    """The same, where `state` is that after a sync."""
+    for draws in range(MOST_DRAWS):
+        if after_sync(seed) == state:
+            return draws
+        seed = after_draws(seed, 1)
+    return None
+
+
+def seed_on(device: str, seed: int) -> Tensor:
+    """A seed as a graph takes it."""
+    xm.set_rng_state(seed)
+    return torch_xla._XLAC._get_base_seed_as_tensor(device)  # type: ignore[no-any-return]

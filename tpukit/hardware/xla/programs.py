@@ -1,0 +1,261 @@
+"""A step on torch_xla: traced and recorded twice for each shape, then executed without tracing."""
+
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.weak import TensorWeakRef
+
+from tpukit.hardware.python_state import PythonState
+from tpukit.hardware.step_programs import (
+    MOST_CHANGES,
+    Step,
+    StepPrograms,
+    host_state,
+    place_in,
+)
+from tpukit.hardware.xla import cached_graphs as graphs
+from tpukit.hardware.xla.recorder import Given, Part, Recorder, Seed, Sent
+
+MOST_FAILURES = 2
+"""Number of recordings in a row that may find that the step cannot be replayed: a cache may be
+filled in the first."""
+MOST_RECORDINGS = 12
+"""Maximum number of recordings, and one more for each `STEPS_A_RECORDING` steps that ran: each
+costs about as much as tracing two."""
+STEPS_A_RECORDING = 20
+
+
+class Number(float):
+    """A number of a step, with its place among them: what is computed from it has none."""
+
+    place: int
+
+
+@dataclass
+class Program:
+    """A step as it was recorded."""
+
+    state: PythonState
+    """What its Python read then."""
+    parts: list[Part] = field(default_factory=list)
+    sent: list[tuple[int, Callable[[float], Tensor]]] = field(default_factory=list)
+    """What the host computes for each step, and from which number."""
+    actions: list[Callable[[], None]] = field(default_factory=list)
+    """What it does after each."""
+    returned: tuple[list[Any], Any] = ((), None)  # type: ignore[assignment]
+    """What the step returns, flattened: a part and a place among its results for a tensor."""
+    problem: str = ""
+    """Why it is not to be replayed."""
+    is_proven: bool = False
+    changes: int = 0
+    failures: int = 0
+    recordings: int = 1
+    executed: int = 0
+    kept: list[TensorWeakRef] = field(default_factory=list)
+    """The tensors that outlive the step, each once."""
+    forms: list[Any] = field(default_factory=list)
+    """Their shapes and types."""
+
+    def __post_init__(self) -> None:
+        arguments = [a for part in self.parts for a in (*part.arguments, *part.results)]
+        refs = {id(a()): a for a in arguments if isinstance(a, TensorWeakRef)}
+        self.kept = [*refs.values()]
+        self.forms = [_form(ref()) for ref in self.kept]
+
+    @property
+    def key(self) -> Any:
+        leaves, structure = self.returned
+        numbers = [place for place, _ in self.sent]
+        return [part.key for part in self.parts], numbers, leaves, structure
+
+    def change(self) -> str | None:
+        """What has changed since it was recorded; None where it can run."""
+        if self.problem:
+            return None  # it is recorded again
+        tensors = [ref() for ref in self.kept]
+        if any(tensor is None for tensor in tensors):
+            return "a tensor that it used is gone"
+        if [_form(tensor) for tensor in tensors] != self.forms:
+            return "the shape or type of a tensor"
+        return self.state.change()
+
+
+def _form(tensor: Tensor | None) -> Any:
+    return tensor is not None and (tensor.shape, tensor.dtype)
+
+
+class XlaPrograms(StepPrograms[Program]):
+    """The steps of a backend. What is traced is executed as the same program, so that a recorded
+    step and a traced one are equal bit for bit."""
+
+    def __init__(
+        self, device: str, send: Callable[[Tensor], Tensor], say: Callable[[str], None]
+    ) -> None:
+        super().__init__(say)
+        self.device = device
+        self.send = send
+        self.recorder: Recorder | None = None
+        self.has_executed = False
+        """Whether the last step has run: the others wait for a sync."""
+        self._sent: list[tuple[int, Callable[[float], Tensor]]] = []
+        self._actions: list[Callable[[], None]] = []
+
+    def run(self, step: Step) -> Any:
+        self.has_executed = False
+        try:
+            return super().run(step)
+        except graphs.LostProgramError:
+            del self._known[step.owner][step.key]
+            return super().run(step)
+
+    def host_value(self, make: Callable[[float], Tensor], number: float) -> Tensor:
+        """`make(number)` on the device; of a recorded step anew in each."""
+        sent = self.send(make(number))
+        if self.recorder is not None and isinstance(number, Number):
+            self.recorder.send(sent, len(self._sent))
+            self._sent.append((number.place, make))
+        return sent
+
+    def see(self, tensors: Iterable[Tensor]) -> None:
+        """Tensors that outlive the step that is being recorded, and were made in it."""
+        if self.recorder is not None:
+            xm.wait_device_ops()
+            self.recorder.see(tensors)
+
+    def refuse(self, reason: str) -> None:
+        """Says why the step that is being recorded is not to be replayed."""
+        if self.recorder is not None:
+            self.recorder.problem = self.recorder.problem or reason
+
+    def on_host(self, action: Callable[[], None]) -> None:
+        """Does what the host does after each step of this kind."""
+        action()
+        self._actions.append(action)
+
+    def record(
+        self, step: Step, known: Program | None, change: str | None
+    ) -> tuple[Program | None, Any]:
+        if known is not None and (reason := _reason_to_trace(known, change)):
+            self.say(f"a step is traced each time: {reason}")
+            return None, step()
+        numbered = Step(step.function, step.batches, _numbered(step.numbers))
+        before, drawn = PythonState(step.owner), host_state()
+        self._sent, self._actions = [], []
+        found = self.recorder = Recorder(self.device, step.given, xm.get_rng_state())
+        watch = ReadWatch() if known is not None and known.problem else None
+        try:
+            with watch or nullcontext():
+                returned = numbered()
+            torch.clear_autocast_cache()
+            found.end_part()
+            made = self._program(found, before, returned)
+        finally:
+            self.recorder = None
+            found.close()
+        self.has_executed = True
+        if host_state() != drawn:
+            made.problem = made.problem or "it draws from a random generator of the host"
+        if made.problem and watch is not None:
+            made.problem += watch.place
+        return self._after(made, known), returned
+
+    def _program(self, found: Recorder, before: PythonState, returned: Any) -> Program:
+        """The program of a recording that has ended."""
+        leaves, structure = tree_flatten(returned)
+        places = [found.place_of(x) if isinstance(x, Tensor) else x for x in leaves]
+        problem = found.problem
+        if any(isinstance(x, Tensor) and p is None for x, p in zip(leaves, places, strict=True)):
+            problem = problem or "it returns a tensor that it did not compute"
+        if not problem and (changed := before.change(within=True)):
+            problem = f"it changes {changed}, which no program does"
+        if not problem and found.keeps_results():
+            problem = "a result is kept for later"
+        parts = [] if problem else found.parts
+        return Program(before, parts, self._sent, self._actions, (places, structure), problem)
+
+    def _after(self, made: Program, known: Program | None) -> Program:
+        """The program to keep after a recording."""
+        if known is None:
+            made.failures = int(bool(made.problem))
+            return made
+        made.changes, made.executed = known.changes, known.executed
+        made.recordings = known.recordings + 1
+        made.failures = known.failures + 1 if made.problem else 0
+        made.is_proven = not made.problem and not known.problem and made.key == known.key
+        return made
+
+    def execute(self, program: Program, step: Step) -> Any:
+        seed = xm.get_rng_state()
+        if graphs.pending_count(self.device):
+            torch_xla.sync()  # from buffers that are about to be overwritten
+        brought = {
+            Given: step.given,
+            Sent: [self.send(make(float(step.numbers[place]))) for place, make in program.sent],
+        }
+        results: list[list[Tensor]] = []
+        for part in program.parts:
+            arguments = [
+                argument if isinstance(argument, Tensor)
+                else argument() if isinstance(argument, TensorWeakRef)
+                else graphs.seed_on(self.device, graphs.after_draws(seed, argument.draws))
+                if isinstance(argument, Seed)
+                else brought[type(argument)][argument.place]
+                for argument in part.arguments
+            ]  # fmt: skip
+            results.append(graphs.execute(part.program, arguments))
+            for result, value in zip(part.results, results[-1], strict=True):
+                if result is not None:
+                    graphs.put(result(), value)
+            seed = graphs.after_sync(graphs.after_draws(seed, part.draws))
+        xm.set_rng_state(seed)
+        for action in program.actions:
+            action()
+        self.has_executed = True
+        program.executed += 1
+        places, structure = program.returned
+        leaves = [results[p[0]][p[1]] if isinstance(p, tuple) else p for p in places]
+        return tree_unflatten(leaves, structure)
+
+
+def _reason_to_trace(known: Program, change: str | None) -> str | None:
+    """Why a step is not recorded once more."""
+    if known.failures >= MOST_FAILURES:
+        return known.problem
+    if known.changes > MOST_CHANGES:
+        return f"{change} changes before each call"
+    if known.recordings >= MOST_RECORDINGS + known.executed // STEPS_A_RECORDING:
+        return f"{change or 'what it computes'} changes too often"
+    return None
+
+
+def _numbered(numbers: Sequence[float | Tensor]) -> list[Number]:
+    found = [Number(number) for number in numbers]
+    for place, number in enumerate(found):
+        number.place = place
+    return found
+
+
+class ReadWatch(TorchFunctionMode):
+    """Finds the first line that reads a value of the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = ""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        before = graphs.read_count()
+        result = function(*args, **(kwargs or {}))
+        if not self.place and graphs.read_count() != before:
+            self.place = place_in(traceback.extract_stack())
+        return result

@@ -1,0 +1,241 @@
+"""The programs of a step while it is traced: each is executed in a sync's place, and what it takes
+and changes is found."""
+
+import gc
+import hashlib
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch_xla
+import torch_xla.core.xla_model as xm
+from torch import Tensor, nn
+from torch.utils.weak import TensorWeakRef
+
+from tpukit.hardware.memory import is_out_of_memory_text
+from tpukit.hardware.step_programs import NotOneProgramError
+from tpukit.hardware.xla import cached_graphs as graphs
+
+CONSTANTS: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+"""Buffers that a recorded program has for itself, by id."""
+
+
+class Given(NamedTuple):
+    """The place of an argument among the batches' tensors."""
+
+    place: int
+
+
+class Sent(NamedTuple):
+    """The place of an argument among what the host sends for each step."""
+
+    place: int
+
+
+class Seed(NamedTuple):
+    """The generator's state after so many random operators of the part."""
+
+    draws: int
+
+
+Argument = Tensor | TensorWeakRef | Given | Sent | Seed
+"""A constant, a tensor that outlives the step, or what each step brings."""
+
+
+@dataclass
+class Part:
+    """One program of a step: what a sync would compile and execute."""
+
+    program: bytes = b""
+    arguments: list[Argument] = field(default_factory=list)
+    results: list[TensorWeakRef | None] = field(default_factory=list)
+    """The tensors that take them."""
+    digests: list[bytes] = field(default_factory=list)
+    """Of the constants."""
+    draws: int = 0
+    """Number of random operators."""
+
+    @property
+    def key(self) -> Any:
+        """What is equal in two recordings of one step."""
+        arguments = [
+            id(a()) if isinstance(a, TensorWeakRef) else a if isinstance(a, tuple) else None
+            for a in self.arguments
+        ]
+        results = [result and id(result()) for result in self.results]
+        return self.program, arguments, results, self.digests, self.draws
+
+
+class Recorder:
+    """Executes the parts of a traced step."""
+
+    def __init__(self, device: str, given: Sequence[Tensor], seed: int) -> None:
+        """seed: the generator's state at the step's start."""
+        torch_xla.sync()  # every tensor has a buffer
+        xm.wait_device_ops()
+        self.device = device
+        self.parts: list[Part] = []
+        self.seed = seed
+        self.problem = ""
+        """Why this step is not to be replayed."""
+        self._given = {id(tensor) for tensor in given}
+        self._places: dict[int, Given | Sent] = {}
+        self._held: dict[int, list[Tensor]] = {}
+        """By handle the tensors that outlive the step."""
+        self._made: dict[int, tuple[TensorWeakRef, int, int]] = {}
+        """By id the results that no tensor from before takes, with part and place."""
+        self._reads = graphs.read_count()
+        self.see(tensor for tensor in living() if id(tensor) not in CONSTANTS)
+        for place, handle in enumerate(graphs.handles(given)):
+            if handle in self._places or any(
+                id(tensor) not in self._given for tensor in self._held.get(handle, ())
+            ):
+                self.problem = "a tensor of its batch is another one too"
+            self._places[handle] = Given(place)
+        # What is there is neither looked at nor collected until the step has ended.
+        gc.freeze()
+        xm.set_rng_state(seed)
+
+    def see(self, tensors: Iterable[Tensor]) -> None:
+        """Takes these for tensors that outlive the step."""
+        found = list(tensors)
+        waits = graphs.are_pending(found)  # views, made anew when they were looked at
+        found = [tensor for tensor, waiting in zip(found, waits, strict=True) if not waiting]
+        for tensor, handle in zip(found, graphs.handles(found), strict=True):
+            holders = self._held.setdefault(handle, [])
+            if not any(tensor is each for each in holders):
+                holders.append(tensor)
+
+    def send(self, sent: Tensor, place: int) -> None:
+        """Takes a tensor for one that the host makes for each step."""
+        self._places[graphs.handles([sent])[0]] = Sent(place)
+
+    def end_part(self) -> None:
+        """In a sync's place: executes what is pending, as a part or, where that fails, as ever."""
+        if graphs.read_count() != self._reads:
+            self.problem = self.problem or "it reads values of the device"
+        if not self.problem:
+            gc.collect()
+            self._record_part()
+        torch_xla.sync()  # moves the generator on; executes what is pending still
+        xm.wait_device_ops()
+        now = xm.get_rng_state()
+        draws = graphs.draws_before_sync(self.seed, now)
+        if draws is None:
+            self.problem = self.problem or "it sets the generator of random numbers"
+        elif not self.problem:
+            self.parts[-1].draws = draws
+        self.seed, self._reads = now, graphs.read_count()
+        before, self._held = self._held, {}
+        self.see(tensor for holders in before.values() for tensor in holders)
+
+    def _record_part(self) -> None:
+        try:
+            part, groups, values = self._compiled_part()
+        except Exception as error:  # whatever a private function does with a graph of its own
+            if is_out_of_memory_text(str(error)):
+                raise
+            self.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            return
+        for group, value in zip(groups, graphs.execute(part.program, values), strict=True):
+            for tensor in group:
+                graphs.put(tensor, value)
+        self.parts.append(part)
+
+    def _compiled_part(self) -> tuple[Part, list[list[Tensor]], list[Tensor]]:
+        """A part, its results by torch_xla's number, and the values of its arguments."""
+        outliving = {id(tensor) for holders in self._held.values() for tensor in holders}
+        groups = self._pending(outliving)
+        results = [group[0] for group in groups]
+        part, values, donated = self._found(results, {id(t) for group in groups for t in group})
+        for place, tensor in enumerate(results):
+            is_kept = id(tensor) in outliving and id(tensor) not in self._given
+            part.results.append(TensorWeakRef(tensor) if is_kept else None)
+            if id(tensor) not in outliving:
+                self._made[id(tensor)] = (TensorWeakRef(tensor), len(self.parts), place)
+        for value in donated:
+            graphs.donate(value, True)
+        try:
+            part.program = graphs.compiled(results)
+        except Exception:
+            for value in donated:
+                graphs.donate(value, False)
+            raise
+        return part, groups, values
+
+    def _pending(self, outliving: set[int]) -> list[list[Tensor]]:
+        """Results by torch_xla's number: in each group one that outlives the step comes first."""
+        alive = living(tensor for holders in self._held.values() for tensor in holders)
+        groups: dict[int, list[Tensor]] = {}
+        for tensor, waits in zip(alive, graphs.are_pending(alive), strict=True):
+            if waits:
+                groups.setdefault(graphs.number_of(tensor), []).append(tensor)
+        if graphs.pending_count(self.device) != len(groups):
+            raise NotOneProgramError("torch_xla holds a result that Python does not know")
+
+        def order(tensor: Tensor) -> Any:
+            return id(tensor) not in outliving, *_rank(tensor)
+
+        return [sorted(groups[number], key=order) for number in sorted(groups)]
+
+    def _found(
+        self, results: Sequence[Tensor], written: set[int]
+    ) -> tuple[Part, list[Tensor], list[Tensor]]:
+        """A part without its program, the values of its arguments, and those to donate."""
+        values, are_seeds = graphs.arguments_of(results)
+        part, donated = Part(), []
+        of_values = zip(values, are_seeds, graphs.handles(values), strict=True)
+        for value, is_seed, handle in of_values:
+            argument: Argument = value
+            if handle in self._places:
+                argument = self._places[handle]
+            elif is_seed:
+                draws = graphs.draws_between(self.seed, int(value.cpu()) % graphs.MODULO)
+                if draws is None:
+                    raise NotOneProgramError("it sets the generator of random numbers")
+                argument = Seed(draws)
+            elif handle in self._held:
+                holders = sorted(self._held[handle], key=_rank)
+                argument = TensorWeakRef(holders[0])
+                if all(id(tensor) in written for tensor in holders):
+                    donated.append(value)
+            else:
+                CONSTANTS[id(value)] = value
+                part.digests.append(_digest(value))
+            part.arguments.append(argument)
+        return part, values, donated
+
+    def place_of(self, tensor: Tensor) -> tuple[int, int] | None:
+        """The part and the place of a result that the step returns; it is not kept then."""
+        _, *place = self._made.pop(id(tensor), (None,))
+        return (place[0], place[1]) if place else None
+
+    def keeps_results(self) -> bool:
+        """Whether a tensor that the step made, and does not return, lives on."""
+        gc.collect()
+        return any(made() is not None for made, *_ in self._made.values())
+
+    def close(self) -> None:
+        gc.unfreeze()
+
+
+def living(known: Iterable[Tensor] = ()) -> list[Tensor]:
+    """Tensors that Python's collector, or `known`, has; those within others, which a kernel in
+    Python has seen, not."""
+    kinds = {kind for kind in {*map(type, gc.get_objects())} if issubclass(kind, Tensor)}
+    found = [o for o in gc.get_objects() if type(o) in kinds and o.device.type == "xla"]
+    tensors = [*known, *(tensor for tensor in found if torch._is_functional_tensor(tensor))]
+    grads = [t.grad for t in tensors if t.requires_grad and t.is_leaf and t.grad is not None]
+    return [*{id(t): t for t in (*tensors, *grads)}.values()]
+
+
+def _rank(tensor: Tensor) -> tuple[bool, bool]:
+    return not isinstance(tensor, nn.Parameter), tensor._is_view()
+
+
+def _digest(value: Tensor) -> bytes:
+    host = value.cpu()
+    content = host.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(f"{host.dtype} {host.shape}".encode() + content.tobytes()).digest()
