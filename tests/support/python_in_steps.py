@@ -1,4 +1,5 @@
-"""Tasks whose steps depend on Python beside the tensors, for `on_torch_tpu.py`."""
+"""Tasks whose steps depend on Python beside the tensors, for `on_torch_tpu.py` and
+`recorded_steps.py`."""
 
 import numpy as np
 import torch
@@ -119,10 +120,10 @@ class HooksGradient(Plain):
 TASKS = (Settings, Rises, Counts, Draws, Keeps, Freezes, ReplacesData, HooksGradient)
 
 
-def batch_of(step):
+def batch_of(step, rows=8):
     generator = torch.Generator().manual_seed(step)
-    x, y = (torch.randn(8, width, generator=generator) for width in (6, 3))
-    return {"x": x, "y": y, "mask": torch.ones(8, dtype=torch.bool)}
+    x, y = (torch.randn(rows, width, generator=generator) for width in (6, 3))
+    return {"x": x, "y": y, "mask": torch.ones(rows, dtype=torch.bool)}
 
 
 def trained(cls, backend):

@@ -86,7 +86,14 @@ class Program:
             return "a tensor that it used is gone"
         if [_form(tensor) for tensor in tensors] != self.forms:
             return "the shape or type of a tensor"
+        if _share_buffers(tensors):
+            return "two tensors share a buffer, which"
         return self.state.change()
+
+
+def _share_buffers(tensors: Sequence[Tensor | None]) -> bool:
+    found = [tensor for tensor in tensors if tensor is not None]
+    return len({*graphs.handles(found)}) != len(found)
 
 
 def _form(tensor: Tensor | None) -> Any:
@@ -106,11 +113,16 @@ class XlaPrograms(StepPrograms[Program]):
         self.recorder: Recorder | None = None
         self.has_executed = False
         """Whether the last step has run: the others wait for a sync."""
+        self._seed = 0
+        """The generator's state at its start."""
         self._sent: list[tuple[int, Callable[[float], Tensor]]] = []
         self._actions: list[Callable[[], None]] = []
 
     def run(self, step: Step) -> Any:
         self.has_executed = False
+        self._seed = xm.get_rng_state()
+        if self._known.get(step.owner, {}).get(step.key) and graphs.pending_count(self.device):
+            torch_xla.sync()  # from buffers that are about to be overwritten
         try:
             return super().run(step)
         except graphs.LostProgramError:
@@ -146,11 +158,12 @@ class XlaPrograms(StepPrograms[Program]):
     ) -> tuple[Program | None, Any]:
         if known is not None and (reason := _reason_to_trace(known, change)):
             self.say(f"a step is traced each time: {reason}")
+            xm.set_rng_state(self._seed)
             return None, step()
         numbered = Step(step.function, step.batches, _numbered(step.numbers))
         before, drawn = PythonState(step.owner), host_state()
         self._sent, self._actions = [], []
-        found = self.recorder = Recorder(self.device, step.given, xm.get_rng_state())
+        found = self.recorder = Recorder(self.device, step.given, self._seed)
         watch = ReadWatch() if known is not None and known.problem else None
         try:
             with watch or nullcontext():
@@ -194,9 +207,7 @@ class XlaPrograms(StepPrograms[Program]):
         return made
 
     def execute(self, program: Program, step: Step) -> Any:
-        seed = xm.get_rng_state()
-        if graphs.pending_count(self.device):
-            torch_xla.sync()  # from buffers that are about to be overwritten
+        seed = self._seed
         brought = {
             Given: step.given,
             Sent: [self.send(make(float(step.numbers[place]))) for place, make in program.sent],

@@ -1,0 +1,236 @@
+"""Steps of torch_xla traced and recorded, compared bit for bit: python recorded_steps.py CASE ...
+Prints JSON."""
+
+import gc
+import json
+import sys
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from python_in_steps import TASKS, Plain, batch_of, trained
+from torch import nn
+
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend
+from tpukit.hardware.xla import backend as of_xla
+from tpukit.train.config import TrainConfig
+from tpukit.train.learner import BatchSums, build_learner
+
+
+def opened(**options):
+    """A backend that records its steps, and what it says of them."""
+    said = []
+    of_xla._note = said.append
+    options = {"precision": "fp32", "steps": "recorded", "kernels": "off", **options}
+    return open_backend(HardwareOptions(hw="tpu", **options)), said
+
+
+@contextmanager
+def traced(backend):
+    recorded, backend.recorded = backend.recorded, None
+    yield
+    backend.recorded = recorded
+
+
+def both(backend, run, *arguments):
+    """What `run` returns (tensors by name) with traced and with recorded steps: the names of those
+    that differ in a bit, and the number of steps that ran without their Python."""
+    with traced(backend):
+        expected = run(backend, *arguments)
+    before = backend.recorded.executed
+    found = run(backend, *arguments)
+    differing = [n for n, t in expected.items() if not same_bits(t, found[n])]
+    return {"differing": differing, "executed": backend.recorded.executed - before,
+            "tensors": len(expected)}  # fmt: skip
+
+
+def same_bits(one, other):
+    as_bytes = (t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
+    return one.shape == other.shape and torch.equal(*as_bytes)
+
+
+class Noisy(Plain):
+    """Dropout within blocks that are computed again, BatchNorm, draws of the loss."""
+
+    def build_model(self, ops):
+        return Blocks(ops)
+
+    def loss(self, model, batch):
+        each = (model(batch["x"]) - batch["y"]).square().mean(1)
+        return {"loss": each * (1 + 0.1 * torch.rand_like(each)), "drawn": torch.rand_like(each)}
+
+
+class Blocks(nn.Module):
+    def __init__(self, ops):
+        super().__init__()
+        block = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Dropout(0.2))
+        self.ops, self.block, self.norm = ops, block, nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, 3)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x):
+        x = self.scale * x + self.ops.recompute(self.block, x)
+        return self.head(self.norm(F.dropout(x, 0.1, self.training)))
+
+
+def learner_of(task, backend, **config):
+    torch.manual_seed(0)
+    config = {"ema_decay": 0.9, "ema_every": 3, "ema_warmup": 4, "clip_norm": 0.5, **config}
+    return build_learner(task, backend, task.build_model(backend), TrainConfig(**config))
+
+
+def state_of(learner):
+    """All that steps change, on the host."""
+    tensors = {
+        **learner.model_tensors(), "window": learner.window, "norms": learner._norms,
+        **{f"optimizer {n}": t for n, t in learner.optimizer_state.tensors().items()},
+        **{f"ema {n}": t for n, t in (learner.ema.weights if learner.ema else {}).items()},
+    }  # fmt: skip
+    return learner.backend.to_host(tensors)
+
+
+def step(learner, number, accumulate=1, of=batch_of, rows=8):
+    host = [of(number * accumulate + part, rows) for part in range(accumulate)]
+    learner.train_step(list(learner.backend.batches(host)), 0.01 / (1 + number))
+
+
+def steps_of(backend, accumulate, optimizer, count):
+    """Steps of changing rates, with metrics read now and then."""
+    learner, kept = learner_of(Noisy(), backend, optimizer=optimizer), {}
+    for number in range(count):
+        step(learner, number, accumulate)
+        if number % 5 == 4:
+            kept[f"loss {number}"] = torch.tensor(learner.read_metrics().means["loss"])
+    return {**state_of(learner), **kept}
+
+
+def equal(count="12", shard=""):
+    """By accumulation and optimizer."""
+    backend, said = opened(shard=bool(shard))
+    ways = [(1, "adamw"), (2, "adamw"), (1, "sgd")]
+    if int(count) > 12:
+        ways += [(2, name) for name in ("adam", "rmsprop", "adafactor", "lion")]
+    found = {f"{a} {o}": both(backend, steps_of, a, o, int(count)) for a, o in ways}
+    return {"ways": found, "said": said}
+
+
+def python():
+    """Tasks whose steps depend on Python, and how many of eight steps ran without theirs."""
+    backend, said = opened()
+    found = {
+        cls.__name__: both(backend, lambda b, cls=cls: trained(cls, b)) for cls in (*TASKS, Reads)
+    }
+    return {"tasks": found, "said": said}
+
+
+class Reads(Plain):
+    """Reads a value of the device."""
+
+    def loss(self, model, batch):
+        outputs = super().loss(model, batch)
+        scale = 0.5 if outputs["loss"].mean().item() < 0.1 else 1.0
+        return {"loss": scale * outputs["loss"]}
+
+
+def surroundings(accumulate="1"):
+    """What happens between steps: layers frozen, other shapes, validation, loaded weights, buffers
+    that are shared or of another type, results that nothing has computed yet."""
+    backend, said = opened()
+    return {**both(backend, changed_between, int(accumulate)), "said": said}
+
+
+def changed_between(backend, accumulate):
+    learner = learner_of(Noisy(), backend)
+    model, kept = learner.model, {}
+    sums = BatchSums(learner.task, backend, model)
+    first = backend.to_host(learner.model_tensors())
+    target = backend.to_host({"weight": model.head.weight})["weight"]
+    send = backend.mesh.send
+    for number in range(35):
+        if number in (5, 14):
+            model.head.requires_grad_(number == 14)
+        if number in (8, 17):
+            with learner.evaluation_weights():
+                model.eval()
+                for host in map(batch_of, range(4)):
+                    sums.add(next(backend.batches([host])))
+                kept[f"valid {number}"] = torch.tensor(list(sums.read().values()))
+                model.train()
+        if number == 11:
+            held = {name: tensor.detach() for name, tensor in learner.model_tensors().items()}
+        if number == 19:
+            kept |= {f"held {n}": t for n, t in backend.to_host(held).items()}
+            backend.load(learner.model_tensors(), first)
+        if number == 21:
+            pending = learner.window * 2 + model.head.bias.detach().sum()
+        if number == 23:
+            model.norm.running_var.data = model.norm.running_mean.data = send(torch.ones(6))
+        if number in (26, 29):
+            of_type = {"dtype": torch.bfloat16} if number == 29 else {}
+            model.scale.data = send(torch.ones(6 if number == 26 else 1, **of_type))
+            model.head.weight.data = send(target)
+        if number == 32:
+            learner.ema.weights["norm.running_mean"] = send(torch.full((6,), 0.5))
+        step(learner, number, accumulate, rows=4 if number == 15 else 8)
+        if number == 22:
+            kept["pending"] = backend.to_host({"p": pending})["p"]
+        kept[f"bias {number}"] = backend.to_host({"b": model.head.bias})["b"]
+    return {**state_of(learner), **kept}
+
+
+def one_batch_twice():
+    """Two micro-batches that are one batch while the step is recorded, and two later."""
+    backend, said = opened()
+
+    def run(backend):
+        learner = learner_of(Noisy(), backend)
+        for number in range(10):
+            [one], [other] = (list(backend.batches([batch_of(n)])) for n in (number, number + 50))
+            learner.train_step([one, one if number < 5 else other], 0.01)
+        return state_of(learner)
+
+    return {**both(backend, run), "said": said}
+
+
+def evicted():
+    """torch_xla's cache has room for two programs: each shape's is lost to the others."""
+    backend, said = opened()
+
+    def run(backend):
+        learner = learner_of(Noisy(), backend)
+        for number in range(14):
+            if number % 4 == 3:
+                for size in range(1, 6):
+                    backend.to_host({"x": torch.ones(size, device=backend.device) + number})
+            step(learner, number)
+        return state_of(learner)
+
+    return {**both(backend, run), "said": said}
+
+
+def memory():
+    """Programs compiled after the third step, and bytes of buffers that Python holds at the end."""
+    backend, _ = opened()
+
+    def run(backend):
+        learner, counts = learner_of(Noisy(), backend), []
+        for number in range(20):
+            step(learner, number)
+            counts.append(backend.compilations())
+        gc.collect()
+        tensors = [t for t in living() if id(t) not in CONSTANTS]
+        by_buffer = dict(zip(handles(tensors), tensors, strict=True))
+        size = sum(t.numel() * t.element_size() for t in by_buffer.values())
+        return counts[-1] - counts[2], size, len(learner.trained)
+
+    from tpukit.hardware.xla.cached_graphs import handles
+    from tpukit.hardware.xla.recorder import CONSTANTS, living
+
+    with traced(backend):
+        expected = run(backend)
+    return {"traced": expected, "recorded": run(backend)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))
