@@ -175,7 +175,8 @@ def changed_between(backend, accumulate):
         step(learner, number, accumulate, rows=4 if number == 15 else 8)
         if number == 22:
             kept["pending"] = backend.to_host({"p": pending})["p"]
-        kept[f"bias {number}"] = backend.to_host({"b": model.head.bias})["b"]
+        now = {"bias": model.head.bias, "tracked": model.norm.num_batches_tracked}
+        kept |= {f"{n} {number}": t for n, t in backend.to_host(now).items()}
     return {**state_of(learner), **kept}
 
 
@@ -194,7 +195,7 @@ def one_batch_twice():
 
 
 def evicted():
-    """torch_xla's cache has room for two programs: each shape's is lost to the others."""
+    """The cache of programs is small: a step's is lost to other graphs."""
     backend, said = opened()
 
     def run(backend):

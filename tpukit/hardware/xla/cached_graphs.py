@@ -19,13 +19,14 @@ LOST = "Failed to get computation by hash"
 """torch_xla's error for a program that its cache has dropped."""
 
 
-class LostProgramError(Exception):
-    """The cache of compiled graphs holds a program no longer; nothing has run."""
+class StaleProgramError(Exception):
+    """Why a recorded step is to be traced again, found before anything has run."""
 
 
 # -- tensors ---------------------------------------------------------------------------------------
 def handles(tensors: Sequence[Tensor]) -> list[int]:
-    """A number for each tensor's buffer; tensors that share one have the same."""
+    """A number for each tensor's buffer, once `wait` has returned; tensors that share one have the
+    same."""
     return torch_xla._XLAC._get_tensors_handle(tensors)  # type: ignore[no-any-return]
 
 
@@ -81,15 +82,19 @@ def compiled(results: Sequence[Tensor]) -> bytes:
     return found
 
 
+def wait() -> None:
+    """Waits until what was executed has results; without the GIL, which `execute` would hold."""
+    xm.wait_device_ops()
+
+
 def execute(program: bytes, arguments: Sequence[Tensor]) -> list[Tensor]:
-    """The results of a compiled graph. Raises LostProgramError."""
-    xm.wait_device_ops()  # without the GIL, which the next call holds while it waits
+    """The results of a compiled graph, once `wait` has returned. Raises StaleProgramError."""
     try:
         return torch_xla._XLAC._run_cached_graph(program, arguments)  # type: ignore[no-any-return]
     except RuntimeError as error:
         if LOST not in str(error):
             raise
-        raise LostProgramError from error
+        raise StaleProgramError("torch_xla's cache of programs") from error
 
 
 # -- the generator of random numbers ---------------------------------------------------------------

@@ -55,6 +55,8 @@ class Program:
     """What the step returns, flattened: a part and a place among its results for a tensor."""
     problem: str = ""
     """Why it is not to be replayed."""
+    stale: str = ""
+    """What was found to have changed when it was about to run."""
     is_proven: bool = False
     changes: int = 0
     failures: int = 0
@@ -79,21 +81,29 @@ class Program:
 
     def change(self) -> str | None:
         """What has changed since it was recorded; None where it can run."""
-        if self.problem:
-            return None  # it is recorded again
+        if self.problem or self.stale:
+            return self.stale or None
         tensors = [ref() for ref in self.kept]
         if any(tensor is None for tensor in tensors):
             return "a tensor that it used is gone"
         if [_form(tensor) for tensor in tensors] != self.forms:
             return "the shape or type of a tensor"
-        if _share_buffers(tensors):
-            return "two tensors share a buffer, which"
         return self.state.change()
 
-
-def _share_buffers(tensors: Sequence[Tensor | None]) -> bool:
-    found = [tensor for tensor in tensors if tensor is not None]
-    return len({*graphs.handles(found)}) != len(found)
+    def require_own_buffers(self) -> None:
+        """Raises StaleProgramError where tensors share a buffer that had their own, or no longer
+        do: one of them may be written. Views that are to be made anew have none."""
+        pairs = [(first(), other()) for part in self.parts for first, other in part.aliases]
+        sharing = [t for one, other in pairs if one is not None and other is not None
+                   for t in (one, other)]  # fmt: skip
+        tensors = [tensor for ref in self.kept if (tensor := ref()) is not None]
+        found = [*tensors, *sharing]
+        if not any(graphs.are_pending(found)):
+            numbers = graphs.handles(found)
+            own, shared = numbers[: len(tensors)], numbers[len(tensors) :]
+            if len({*own}) == len(own) and shared[::2] == shared[1::2]:
+                return
+        raise graphs.StaleProgramError("what shares a buffer")
 
 
 def _form(tensor: Tensor | None) -> Any:
@@ -125,8 +135,11 @@ class XlaPrograms(StepPrograms[Program]):
             torch_xla.sync()  # from buffers that are about to be overwritten
         try:
             return super().run(step)
-        except graphs.LostProgramError:
-            del self._known[step.owner][step.key]
+        except graphs.StaleProgramError as error:
+            self.executed -= 1
+            known = self._known[step.owner][step.key]
+            assert known is not None
+            known.stale = str(error)
             return super().run(step)
 
     def host_value(self, make: Callable[[float], Tensor], number: float) -> Tensor:
@@ -140,7 +153,7 @@ class XlaPrograms(StepPrograms[Program]):
     def see(self, tensors: Iterable[Tensor]) -> None:
         """Tensors that outlive the step that is being recorded, and were made in it."""
         if self.recorder is not None:
-            xm.wait_device_ops()
+            graphs.wait()
             self.recorder.see(tensors)
 
     def refuse(self, reason: str) -> None:
@@ -222,6 +235,9 @@ class XlaPrograms(StepPrograms[Program]):
                 else brought[type(argument)][argument.place]
                 for argument in part.arguments
             ]  # fmt: skip
+            graphs.wait()
+            if not results:
+                program.require_own_buffers()
             results.append(graphs.execute(part.program, arguments))
             for result, value in zip(part.results, results[-1], strict=True):
                 if result is not None:

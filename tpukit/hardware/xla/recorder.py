@@ -52,10 +52,17 @@ class Part:
     arguments: list[Argument] = field(default_factory=list)
     results: list[TensorWeakRef | None] = field(default_factory=list)
     """The tensors that take them."""
+    aliases: list[tuple[TensorWeakRef, TensorWeakRef]] = field(default_factory=list)
+    """Of these tensors and others that shared their buffers."""
     digests: list[bytes] = field(default_factory=list)
     """Of the constants."""
     draws: int = 0
     """Number of random operators."""
+
+    def add_aliases(self, tensors: Iterable[Tensor]) -> None:
+        """Takes note of tensors that share a buffer."""
+        refs = [TensorWeakRef(tensor) for tensor in tensors]
+        self.aliases += [(refs[0], other) for other in refs[1:]]
 
     @property
     def key(self) -> Any:
@@ -74,7 +81,7 @@ class Recorder:
     def __init__(self, device: str, given: Sequence[Tensor], seed: int) -> None:
         """seed: the generator's state at the step's start."""
         torch_xla.sync()  # every tensor has a buffer
-        xm.wait_device_ops()
+        graphs.wait()
         self.device = device
         self.parts: list[Part] = []
         self.seed = seed
@@ -84,6 +91,8 @@ class Recorder:
         self._places: dict[int, Given | Sent] = {}
         self._held: dict[int, list[Tensor]] = {}
         """By handle the tensors that outlive the step."""
+        self._seen: dict[int, int] = {}
+        """By id their order."""
         self._made: dict[int, tuple[TensorWeakRef, int, int]] = {}
         """By id the results that no tensor from before takes, with part and place."""
         self._reads = graphs.read_count()
@@ -104,6 +113,7 @@ class Recorder:
         waits = graphs.are_pending(found)  # views, made anew when they were looked at
         found = [tensor for tensor, waiting in zip(found, waits, strict=True) if not waiting]
         for tensor, handle in zip(found, graphs.handles(found), strict=True):
+            self._seen.setdefault(id(tensor), len(self._seen))
             holders = self._held.setdefault(handle, [])
             if not any(tensor is each for each in holders):
                 holders.append(tensor)
@@ -120,7 +130,7 @@ class Recorder:
             gc.collect()
             self._record_part()
         torch_xla.sync()  # moves the generator on; executes what is pending still
-        xm.wait_device_ops()
+        graphs.wait()
         now = xm.get_rng_state()
         draws = graphs.draws_before_sync(self.seed, now)
         if draws is None:
@@ -139,6 +149,7 @@ class Recorder:
                 raise
             self.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
             return
+        graphs.wait()
         for group, value in zip(groups, graphs.execute(part.program, values), strict=True):
             for tensor in group:
                 graphs.put(tensor, value)
@@ -147,12 +158,13 @@ class Recorder:
     def _compiled_part(self) -> tuple[Part, list[list[Tensor]], list[Tensor]]:
         """A part, its results by torch_xla's number, and the values of its arguments."""
         outliving = {id(tensor) for holders in self._held.values() for tensor in holders}
-        groups = self._pending(outliving)
+        groups = self._pending()
         results = [group[0] for group in groups]
         part, values, donated = self._found(results, {id(t) for group in groups for t in group})
         for place, tensor in enumerate(results):
             is_kept = id(tensor) in outliving and id(tensor) not in self._given
             part.results.append(TensorWeakRef(tensor) if is_kept else None)
+            part.add_aliases(other for other in groups[place] if id(other) in outliving)
             if id(tensor) not in outliving:
                 self._made[id(tensor)] = (TensorWeakRef(tensor), len(self.parts), place)
         for value in donated:
@@ -165,8 +177,8 @@ class Recorder:
             raise
         return part, groups, values
 
-    def _pending(self, outliving: set[int]) -> list[list[Tensor]]:
-        """Results by torch_xla's number: in each group one that outlives the step comes first."""
+    def _pending(self) -> list[list[Tensor]]:
+        """Results by torch_xla's number, each with its aliases."""
         alive = living(tensor for holders in self._held.values() for tensor in holders)
         groups: dict[int, list[Tensor]] = {}
         for tensor, waits in zip(alive, graphs.are_pending(alive), strict=True):
@@ -175,10 +187,12 @@ class Recorder:
         if graphs.pending_count(self.device) != len(groups):
             raise NotOneProgramError("torch_xla holds a result that Python does not know")
 
-        def order(tensor: Tensor) -> Any:
-            return id(tensor) not in outliving, *_rank(tensor)
+        return [sorted(groups[number], key=self._order) for number in sorted(groups)]
 
-        return [sorted(groups[number], key=order) for number in sorted(groups)]
+    def _order(self, tensor: Tensor) -> Any:
+        """Of aliases a parameter comes first, else what was there first."""
+        place = self._seen.get(id(tensor), len(self._seen))
+        return not isinstance(tensor, nn.Parameter), tensor._is_view(), place
 
     def _found(
         self, results: Sequence[Tensor], written: set[int]
@@ -197,8 +211,9 @@ class Recorder:
                     raise NotOneProgramError("it sets the generator of random numbers")
                 argument = Seed(draws)
             elif handle in self._held:
-                holders = sorted(self._held[handle], key=_rank)
+                holders = sorted(self._held[handle], key=self._order)
                 argument = TensorWeakRef(holders[0])
+                part.add_aliases(holders)
                 if all(id(tensor) in written for tensor in holders):
                     donated.append(value)
             else:
@@ -229,10 +244,6 @@ def living(known: Iterable[Tensor] = ()) -> list[Tensor]:
     tensors = [*known, *(tensor for tensor in found if torch._is_functional_tensor(tensor))]
     grads = [t.grad for t in tensors if t.requires_grad and t.is_leaf and t.grad is not None]
     return [*{id(t): t for t in (*tensors, *grads)}.values()]
-
-
-def _rank(tensor: Tensor) -> tuple[bool, bool]:
-    return not isinstance(tensor, nn.Parameter), tensor._is_view()
 
 
 def _digest(value: Tensor) -> bytes:

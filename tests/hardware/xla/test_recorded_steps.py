@@ -1,0 +1,73 @@
+"""Steps of torch_xla that run without their Python are those that are traced, bit for bit."""
+
+import pytest
+from runs import VIRTUAL_TPU, last_json, script
+
+pytestmark = pytest.mark.xla
+
+
+def case(*words, devices="1", **variables):
+    env = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": devices, **variables}
+    return last_json(script("recorded_steps.py", *words, env=env, timeout=800))
+
+
+@pytest.mark.parametrize(
+    ("words", "devices"),
+    [
+        (["12"], "2"),
+        pytest.param(["50"], "1", marks=pytest.mark.slow),
+        pytest.param(["50"], "8", marks=pytest.mark.slow),
+        pytest.param(["50", "shard"], "8", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.timeout(900)
+def test_weights_moments_averages_and_draws_are_those_of_traced_steps(words, devices):
+    """Dropout, also computed again, BatchNorm, EMA, a rate that changes, micro-batches."""
+    found = case("equal", *words, devices=devices)
+    for way, compared in found["ways"].items():
+        assert compared["differing"] == [], way
+        assert compared["executed"] == int(words[0]) - 2, way
+    assert found["said"] == []
+
+
+def test_what_a_step_reads_in_python_counts():
+    """A setting that changes is seen; a step that cannot be recorded is traced, which is said."""
+    found = case("python")
+    assert {name: told["differing"] for name, told in found["tasks"].items()} == {
+        name: [] for name in found["tasks"]
+    }
+    assert {name: told["executed"] for name, told in found["tasks"].items()} == {
+        "Settings": 4, "Rises": 0, "Counts": 0, "Draws": 0, "Keeps": 0, "Freezes": 4,
+        "ReplacesData": 6, "HooksGradient": 6, "Reads": 0,
+    }  # fmt: skip
+    rises, counts, draws, keeps, reads = found["said"]
+    assert "Rises.alpha changes before each call" in rises
+    assert "Counts.calls" in counts and "Draws.rng" in draws and "Keeps.center" in keeps
+    assert "reads values of the device at" in reads and "recorded_steps.py:" in reads
+
+
+@pytest.mark.parametrize("accumulate", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_what_happens_between_steps_counts(accumulate):
+    """Layers frozen, other shapes, validation, loaded weights, tensors that are given others' data,
+    shapes and types, or are replaced, a pending result."""
+    found = case("surroundings", accumulate)
+    assert found["differing"] == []
+    assert found["executed"] >= 8
+
+
+def test_a_batch_that_is_given_twice_is_not_taken_for_two():
+    found = case("one_batch_twice")
+    assert found["differing"] == []
+    assert "batch" in found["said"][0]
+
+
+def test_a_program_that_torch_xla_has_dropped_is_traced_again():
+    found = case("evicted", XLA_COMPILATION_CACHE_SIZE="3")
+    assert found["differing"] == []
+    assert 0 < found["executed"] < 12
+
+
+def test_memory_and_compilations_are_those_of_traced_steps():
+    found = case("memory")
+    assert found["recorded"] == found["traced"]
+    assert found["recorded"][0] == 0
