@@ -383,7 +383,7 @@ def operations(absent=""):
 
     from tpukit.hardware.eager.programs import RecordedPrograms
     from tpukit.hardware.eager.recorder import graphs
-    from tpukit.hardware.step_programs import Step
+    from tpukit.hardware.step_programs import StepCall
     from tpukit.probe.compiler.compile import program_text
     from tpukit.probe.compiler.torch_tpu_trace import open_tracing, trace_step
     from tpukit.tasks.images.task import ImagesTask
@@ -405,7 +405,7 @@ def operations(absent=""):
         batches = list(backend.batches(task.probe_batches(PlanSettings(4, 4, 1, 0))[:1] * 2))
         programs, step = (
             RecordedPrograms(backend.device, print),
-            Step(learner._step, batches, (1e-4, 0.5)),
+            StepCall(learner._step, batches, (1e-4, 0.5)),
         )
         text = graphs().serialize_mlir_text(programs.recorded(step, programs.inputs(step)).module)
     return Counter(word for word in text.split() if word.startswith("stablehlo."))

@@ -56,9 +56,9 @@ class DeviceTrial:
     """What a child process finds out about a kind of device, once."""
 
     name: str
-    """Of the option, and of the folder of results."""
+    """Name of the option, and of the folder of results."""
     child: str
-    """Its module, which calls `tell_parent`."""
+    """Its module, which calls `answer_parent`."""
     subject: str
     without: str
     """What a run does where it fails."""
@@ -180,7 +180,7 @@ STEPS = DeviceTrial(
 )
 
 
-def tell_parent(
+def answer_parent(
     answers: Callable[[HardwareOptions], Iterator[dict[str, Any]]], arguments: list[str],
     **options: Any,
 ) -> int:  # fmt: skip

@@ -30,7 +30,7 @@ class NotOneProgramError(Exception):
 
 
 @dataclass(frozen=True)
-class Step:
+class StepCall:
     """A call of a bound method, `function(batches, *numbers)`."""
 
     function: Callable[..., Any]
@@ -60,7 +60,7 @@ class Step:
         return self.name, torch.is_grad_enabled(), tuple(shapes)
 
 
-class Recorded(Protocol):
+class KnownProgram(Protocol):
     """A step's program."""
 
     is_proven: bool
@@ -72,7 +72,7 @@ class Recorded(Protocol):
         """What has changed since it was recorded; None where it can run."""
 
 
-P = TypeVar("P", bound=Recorded)
+P = TypeVar("P", bound=KnownProgram)
 
 
 class StepPrograms(ABC, Generic[P]):
@@ -90,7 +90,7 @@ class StepPrograms(ABC, Generic[P]):
         self._known: weakref.WeakKeyDictionary[Any, dict[Any, P | None]]
         self._known = weakref.WeakKeyDictionary()
 
-    def run(self, step: Step) -> Any:
+    def run(self, step: StepCall) -> Any:
         """What the step returns."""
         programs, key = self._known.setdefault(step.owner, {}), step.key
         known = programs.get(key)
@@ -107,14 +107,14 @@ class StepPrograms(ABC, Generic[P]):
         return returned
 
     @abstractmethod
-    def record(self, step: Step, known: P | None, change: str | None) -> tuple[P | None, Any]:
+    def record(self, step: StepCall, known: P | None, change: str | None) -> tuple[P | None, Any]:
         """The step's program, None where its Python is to run each time, and what it returns.
 
         known: the one until now; change: what has changed since its recording.
         """
 
     @abstractmethod
-    def execute(self, program: P, step: Step) -> Any:
+    def execute(self, program: P, step: StepCall) -> Any:
         """Runs a program; what the step returns."""
 
 

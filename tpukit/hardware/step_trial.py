@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Average, Batch, OptimizerSettings, ParameterGroup
-from tpukit.hardware.device_trials import tell_parent
+from tpukit.hardware.device_trials import answer_parent
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 
@@ -16,14 +16,14 @@ STEPS = 5
 """Two are recorded, three run."""
 
 
-def answers(options: HardwareOptions) -> Iterator[dict[str, Any]]:
+def step_answers(options: HardwareOptions) -> Iterator[dict[str, Any]]:
     """What the parent reads: the first answer says that the device has opened."""
     backend: Any = open_backend(options)
     yield {"next": "a recorded step", "reason": "", "errors": {}}
     recorded, backend.recorded = backend.recorded, None
-    expected = Trained(backend).state()
+    expected = TrialSteps(backend).state()
     backend.recorded = recorded
-    found = Trained(backend).state()
+    found = TrialSteps(backend).state()
     wrong = [name for name, tensor in expected.items() if not found[name].equal(tensor)]
     reason = f"{wrong[0]} differs from a traced step's" if wrong else ""
     if recorded is None or recorded.executed != STEPS - 2:
@@ -31,7 +31,7 @@ def answers(options: HardwareOptions) -> Iterator[dict[str, Any]]:
     yield {"next": "", "reason": reason, "errors": {}}
 
 
-class Trained:
+class TrialSteps:
     """A small model after a few steps of changing rates, with dropout and EMA weights."""
 
     def __init__(self, backend: Any) -> None:
@@ -69,4 +69,4 @@ class Trained:
 
 
 if __name__ == "__main__":
-    sys.exit(tell_parent(answers, sys.argv[1:], kernels="off", steps="recorded"))
+    sys.exit(answer_parent(step_answers, sys.argv[1:], kernels="off", steps="recorded"))

@@ -63,7 +63,7 @@ from tpukit.hardware.optimizers import (
     set_rates,
 )
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
-from tpukit.hardware.step_programs import Step
+from tpukit.hardware.step_programs import StepCall
 from tpukit.io.process import allowed_cores, die_with_parent, output_sent_to
 from tpukit.knowledge.accelerators import peak_flops
 
@@ -222,7 +222,7 @@ class EagerBackend(TorchOps):
                 return function(batches, *numbers)
         token = RUNNING.set(self)
         try:
-            return self.eager.run(Step(function, batches, numbers), self.all_gather_objects)
+            return self.eager.run(StepCall(function, batches, numbers), self.all_gather_objects)
         finally:
             RUNNING.reset(token)
 

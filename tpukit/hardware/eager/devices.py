@@ -29,7 +29,7 @@ from tpukit.hardware.memory import (
 )
 from tpukit.hardware.options import Precision
 from tpukit.hardware.prefetch import prefetch
-from tpukit.hardware.step_programs import Step
+from tpukit.hardware.step_programs import StepCall
 
 Gather = Callable[[Any], list[Any]]
 
@@ -58,7 +58,7 @@ class EagerDevice:
     def batches(self, loader: Iterable[Mapping[str, Tensor]]) -> Iterator[Batch]:
         return (dict(batch) for batch in loader)
 
-    def run(self, step: Step, gather: Gather) -> Any:
+    def run(self, step: StepCall, gather: Gather) -> Any:
         """See `Backend`; gather: its `all_gather_objects`."""
         return step()
 

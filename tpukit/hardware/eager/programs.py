@@ -25,7 +25,7 @@ from tpukit.hardware.python_state import PythonState
 from tpukit.hardware.step_programs import (
     MOST_CHANGES,
     NotOneProgramError,
-    Step,
+    StepCall,
     StepPrograms,
     host_state,
     place_in,
@@ -102,12 +102,12 @@ class RecordedPrograms(StepPrograms[StepProgram]):
         self.results: Sequence[Tensor] = ()
         """What the last program computed."""
 
-    def run(self, step: Step) -> Any:
+    def run(self, step: StepCall) -> Any:
         self.results = ()
         return super().run(step)
 
     def record(
-        self, step: Step, known: StepProgram | None, change: str | None
+        self, step: StepCall, known: StepProgram | None, change: str | None
     ) -> tuple[StepProgram | None, Any]:
         was_agreed = known is not None and known.is_proven
         made = self._prepared(step, known, change)
@@ -118,7 +118,7 @@ class RecordedPrograms(StepPrograms[StepProgram]):
         self.executed += 1
         return made, self.execute(made, step)
 
-    def execute(self, program: StepProgram, step: Step) -> Any:
+    def execute(self, program: StepProgram, step: StepCall) -> Any:
         returned, self.results = program(self.inputs(step))
         return returned
 
@@ -136,12 +136,12 @@ class RecordedPrograms(StepPrograms[StepProgram]):
     def new_recorder(self) -> Recorder:
         return Recorder(self.device)
 
-    def inputs(self, step: Step) -> list[Tensor]:
+    def inputs(self, step: StepCall) -> list[Tensor]:
         """What a program is given: the batches' tensors, then the numbers."""
         return [*step.given, torch.tensor(step.numbers, dtype=torch.float32).to(self.device)]
 
     def _prepared(
-        self, step: Step, known: StepProgram | None, change: str | None
+        self, step: StepCall, known: StepProgram | None, change: str | None
     ) -> StepProgram | None:
         """The program of a step after a recording; None where it has none."""
         inputs = self.inputs(step)
@@ -171,7 +171,7 @@ class RecordedPrograms(StepPrograms[StepProgram]):
             return None
 
     def _repeatable(
-        self, step: Step, inputs: Sequence[Tensor], before: PythonState
+        self, step: StepCall, inputs: Sequence[Tensor], before: PythonState
     ) -> tuple[Recording, PythonState]:
         """A recording that changed nothing on the host, and what is there."""
         recording, state = self.recorded(step, inputs), before
@@ -182,13 +182,13 @@ class RecordedPrograms(StepPrograms[StepProgram]):
             raise NotOneProgramError(f"it changes {change}, which no program does")
         return recording, state
 
-    def recorded(self, step: Step, inputs: Sequence[Tensor]) -> Recording:
+    def recorded(self, step: StepCall, inputs: Sequence[Tensor]) -> Recording:
         """The operations of a step on `inputs`."""
         taken = list(inputs)
         for attempt in range(3):
             found = self.new_recorder()
             try:
-                given = Step(step.function, step.batches, inputs[-1].unbind())
+                given = StepCall(step.function, step.batches, inputs[-1].unbind())
                 return self._trace(found, given, taken)
             except Exception as error:
                 reason = str(error)

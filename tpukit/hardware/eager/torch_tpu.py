@@ -28,7 +28,7 @@ from tpukit.hardware.memory import LATE_FAILURE, Memory
 from tpukit.hardware.modules import move_tensors, require_unpacked
 from tpukit.hardware.options import Precision
 from tpukit.hardware.prefetch import prefetch
-from tpukit.hardware.step_programs import Step
+from tpukit.hardware.step_programs import StepCall
 
 LAUNCH_VARIABLES = ("TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY")
 
@@ -77,7 +77,7 @@ class TpuDevice(EagerDevice):
         # A compiled model takes no views with other strides.
         return {name: tensor.contiguous().to(self.device) for name, tensor in batch.items()}
 
-    def run(self, step: Step, gather: Gather) -> Any:
+    def run(self, step: StepCall, gather: Gather) -> Any:
         self._programs.gather = gather
         result = self._programs.run(step)
         if self._programs.results:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpukit.hardware.device_trials import tell_parent
+from tpukit.hardware.device_trials import answer_parent
 from tpukit.hardware.kernels.flash_attention import plain_attention
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
@@ -112,4 +112,4 @@ def _results(backend: Any, attention: Any, host: list[Tensor], case: Case) -> li
 
 
 if __name__ == "__main__":
-    sys.exit(tell_parent(answers, sys.argv[1:], kernels="on", steps="traced"))
+    sys.exit(answer_parent(answers, sys.argv[1:], kernels="on", steps="traced"))

@@ -60,7 +60,7 @@ from tpukit.hardware.optimizers import (
 )
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import prefetch
-from tpukit.hardware.step_programs import Step
+from tpukit.hardware.step_programs import StepCall
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh
 from tpukit.hardware.xla.ops import XlaOps, running
@@ -195,7 +195,7 @@ class XlaBackend(XlaOps):
     def run(self, function: Callable[..., Any], batches: Sequence[Batch], *numbers: float) -> Any:
         if self.recorded is None:
             return function(batches, *numbers)
-        return self.recorded.run(Step(function, batches, numbers))
+        return self.recorded.run(StepCall(function, batches, numbers))
 
     def _host_value(self, make: Callable[[float], Tensor], number: float) -> Tensor:
         """`make(number)` as data: a Python number would be part of the graph."""

@@ -60,7 +60,7 @@ def read_count() -> tuple[int, int]:
 
 
 # -- graphs ----------------------------------------------------------------------------------------
-def arguments_of(results: Sequence[Tensor]) -> tuple[list[Tensor], list[bool]]:
+def graph_arguments(results: Sequence[Tensor]) -> tuple[list[Tensor], list[bool]]:
     """The buffers that a pending graph takes, and which of them are seeds of the generator."""
     numbers, values = torch_xla._XLAC._get_tensors_xla_device_data_node(results)
     seed = torch_xla._XLAC._get_seed_info_id()
@@ -104,7 +104,7 @@ def after_sync(seed: int) -> int:
 
 
 def after_draws(seed: int, draws: int) -> int:
-    """Its state after so many random operators."""
+    """Its state after a number of random operators."""
     for _ in range(draws):
         seed = (2531011 + 214013 * seed) % MODULO
     return seed

@@ -17,13 +17,13 @@ from torch.utils.weak import TensorWeakRef
 from tpukit.hardware.python_state import PythonState
 from tpukit.hardware.step_programs import (
     MOST_CHANGES,
-    Step,
+    StepCall,
     StepPrograms,
     host_state,
     place_in,
 )
 from tpukit.hardware.xla import cached_graphs as graphs
-from tpukit.hardware.xla.recorder import Given, Part, Recorder, Seed, Sent
+from tpukit.hardware.xla.recorder import GivenPlace, GraphRecorder, SeedPlace, SentPlace, StepPart
 
 MOST_FAILURES = 2
 """Number of recordings in a row that may find that the step cannot be replayed: a cache may be
@@ -41,12 +41,12 @@ class Number(float):
 
 
 @dataclass
-class Program:
+class RecordedStep:
     """A step as it was recorded."""
 
     state: PythonState
     """What its Python read then."""
-    parts: list[Part] = field(default_factory=list)
+    parts: list[StepPart] = field(default_factory=list)
     sent: list[tuple[int, Callable[[float], Tensor]]] = field(default_factory=list)
     """What the host computes for each step, and from which number."""
     actions: list[Callable[[], None]] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Program:
             return self.stale or None
         tensors = [ref() for ref in self.kept]
         if any(tensor is None for tensor in tensors):
-            return "a tensor that it used is gone"
+            return "a tensor that it used was removed"
         if [_form(tensor) for tensor in tensors] != self.forms:
             return "the shape or type of a tensor"
         return self.state.change()
@@ -110,7 +110,7 @@ def _form(tensor: Tensor | None) -> Any:
     return tensor is not None and (tensor.shape, tensor.dtype)
 
 
-class XlaPrograms(StepPrograms[Program]):
+class XlaPrograms(StepPrograms[RecordedStep]):
     """The steps of a backend. What is traced is executed as the same program, so that a recorded
     step and a traced one are equal bit for bit."""
 
@@ -120,7 +120,7 @@ class XlaPrograms(StepPrograms[Program]):
         super().__init__(say)
         self.device = device
         self.send = send
-        self.recorder: Recorder | None = None
+        self.recorder: GraphRecorder | None = None
         self.has_executed = False
         """Whether the last step has run: the others wait for a sync."""
         self._seed = 0
@@ -128,7 +128,7 @@ class XlaPrograms(StepPrograms[Program]):
         self._sent: list[tuple[int, Callable[[float], Tensor]]] = []
         self._actions: list[Callable[[], None]] = []
 
-    def run(self, step: Step) -> Any:
+    def run(self, step: StepCall) -> Any:
         self.has_executed = False
         self._seed = xm.get_rng_state()
         if self._known.get(step.owner, {}).get(step.key) and graphs.pending_count(self.device):
@@ -167,16 +167,16 @@ class XlaPrograms(StepPrograms[Program]):
         self._actions.append(action)
 
     def record(
-        self, step: Step, known: Program | None, change: str | None
-    ) -> tuple[Program | None, Any]:
+        self, step: StepCall, known: RecordedStep | None, change: str | None
+    ) -> tuple[RecordedStep | None, Any]:
         if known is not None and (reason := _reason_to_trace(known, change)):
             self.say(f"a step is traced each time: {reason}")
             xm.set_rng_state(self._seed)
             return None, step()
-        numbered = Step(step.function, step.batches, _numbered(step.numbers))
+        numbered = StepCall(step.function, step.batches, _numbered(step.numbers))
         before, drawn = PythonState(step.owner), host_state()
         self._sent, self._actions = [], []
-        found = self.recorder = Recorder(self.device, step.given, self._seed)
+        found = self.recorder = GraphRecorder(self.device, step.given, self._seed)
         watch = ReadWatch() if known is not None and known.problem else None
         try:
             with watch or nullcontext():
@@ -194,7 +194,7 @@ class XlaPrograms(StepPrograms[Program]):
             made.problem += watch.place
         return self._after(made, known), returned
 
-    def _program(self, found: Recorder, before: PythonState, returned: Any) -> Program:
+    def _program(self, found: GraphRecorder, before: PythonState, returned: Any) -> RecordedStep:
         """The program of a recording that has ended."""
         leaves, structure = tree_flatten(returned)
         places = [found.place_of(x) if isinstance(x, Tensor) else x for x in leaves]
@@ -206,9 +206,9 @@ class XlaPrograms(StepPrograms[Program]):
         if not problem and found.keeps_results():
             problem = "a result is kept for later"
         parts = [] if problem else found.parts
-        return Program(before, parts, self._sent, self._actions, (places, structure), problem)
+        return RecordedStep(before, parts, self._sent, self._actions, (places, structure), problem)
 
-    def _after(self, made: Program, known: Program | None) -> Program:
+    def _after(self, made: RecordedStep, known: RecordedStep | None) -> RecordedStep:
         """The program to keep after a recording."""
         if known is None:
             made.failures = int(bool(made.problem))
@@ -219,11 +219,13 @@ class XlaPrograms(StepPrograms[Program]):
         made.is_proven = not made.problem and not known.problem and made.key == known.key
         return made
 
-    def execute(self, program: Program, step: Step) -> Any:
+    def execute(self, program: RecordedStep, step: StepCall) -> Any:
         seed = self._seed
         brought = {
-            Given: step.given,
-            Sent: [self.send(make(float(step.numbers[place]))) for place, make in program.sent],
+            GivenPlace: step.given,
+            SentPlace: [
+                self.send(make(float(step.numbers[place]))) for place, make in program.sent
+            ],
         }
         results: list[list[Tensor]] = []
         for part in program.parts:
@@ -231,7 +233,7 @@ class XlaPrograms(StepPrograms[Program]):
                 argument if isinstance(argument, Tensor)
                 else argument() if isinstance(argument, TensorWeakRef)
                 else graphs.seed_on(self.device, graphs.after_draws(seed, argument.draws))
-                if isinstance(argument, Seed)
+                if isinstance(argument, SeedPlace)
                 else brought[type(argument)][argument.place]
                 for argument in part.arguments
             ]  # fmt: skip
@@ -253,7 +255,7 @@ class XlaPrograms(StepPrograms[Program]):
         return tree_unflatten(leaves, structure)
 
 
-def _reason_to_trace(known: Program, change: str | None) -> str | None:
+def _reason_to_trace(known: RecordedStep, change: str | None) -> str | None:
     """Why a step is not recorded once more."""
     if known.failures >= MOST_FAILURES:
         return known.problem

@@ -22,30 +22,30 @@ CONSTANTS: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionar
 """Buffers that a recorded program has for itself, by id."""
 
 
-class Given(NamedTuple):
+class GivenPlace(NamedTuple):
     """The place of an argument among the batches' tensors."""
 
     place: int
 
 
-class Sent(NamedTuple):
+class SentPlace(NamedTuple):
     """The place of an argument among what the host sends for each step."""
 
     place: int
 
 
-class Seed(NamedTuple):
-    """The generator's state after so many random operators of the part."""
+class SeedPlace(NamedTuple):
+    """The generator's state after a number of random operators of the part."""
 
     draws: int
 
 
-Argument = Tensor | TensorWeakRef | Given | Sent | Seed
+Argument = Tensor | TensorWeakRef | GivenPlace | SentPlace | SeedPlace
 """A constant, a tensor that outlives the step, or what each step brings."""
 
 
 @dataclass
-class Part:
+class StepPart:
     """One program of a step: what a sync would compile and execute."""
 
     program: bytes = b""
@@ -53,9 +53,9 @@ class Part:
     results: list[TensorWeakRef | None] = field(default_factory=list)
     """The tensors that take them."""
     aliases: list[tuple[TensorWeakRef, TensorWeakRef]] = field(default_factory=list)
-    """Of these tensors and others that shared their buffers."""
+    """Pairs of these tensors and others that shared their buffers."""
     digests: list[bytes] = field(default_factory=list)
-    """Of the constants."""
+    """Digests of the constants."""
     draws: int = 0
     """Number of random operators."""
 
@@ -75,7 +75,7 @@ class Part:
         return self.program, arguments, results, self.digests, self.draws
 
 
-class Recorder:
+class GraphRecorder:
     """Executes the parts of a traced step."""
 
     def __init__(self, device: str, given: Sequence[Tensor], seed: int) -> None:
@@ -83,12 +83,12 @@ class Recorder:
         torch_xla.sync()  # every tensor has a buffer
         graphs.wait()
         self.device = device
-        self.parts: list[Part] = []
+        self.parts: list[StepPart] = []
         self.seed = seed
         self.problem = ""
         """Why this step is not to be replayed."""
         self._given = {id(tensor) for tensor in given}
-        self._places: dict[int, Given | Sent] = {}
+        self._places: dict[int, GivenPlace | SentPlace] = {}
         self._held: dict[int, list[Tensor]] = {}
         """By handle the tensors that outlive the step."""
         self._seen: dict[int, int] = {}
@@ -96,13 +96,13 @@ class Recorder:
         self._made: dict[int, tuple[TensorWeakRef, int, int]] = {}
         """By id the results that no tensor from before takes, with part and place."""
         self._reads = graphs.read_count()
-        self.see(tensor for tensor in living() if id(tensor) not in CONSTANTS)
+        self.see(tensor for tensor in living_tensors() if id(tensor) not in CONSTANTS)
         for place, handle in enumerate(graphs.handles(given)):
             if handle in self._places or any(
                 id(tensor) not in self._given for tensor in self._held.get(handle, ())
             ):
                 self.problem = "a tensor of its batch is another one too"
-            self._places[handle] = Given(place)
+            self._places[handle] = GivenPlace(place)
         # What is there is neither looked at nor collected until the step has ended.
         gc.freeze()
         xm.set_rng_state(seed)
@@ -120,7 +120,7 @@ class Recorder:
 
     def send(self, sent: Tensor, place: int) -> None:
         """Takes a tensor for one that the host makes for each step."""
-        self._places[graphs.handles([sent])[0]] = Sent(place)
+        self._places[graphs.handles([sent])[0]] = SentPlace(place)
 
     def end_part(self) -> None:
         """In a sync's place: executes what is pending, as a part or, where that fails, as ever."""
@@ -155,7 +155,7 @@ class Recorder:
                 graphs.put(tensor, value)
         self.parts.append(part)
 
-    def _compiled_part(self) -> tuple[Part, list[list[Tensor]], list[Tensor]]:
+    def _compiled_part(self) -> tuple[StepPart, list[list[Tensor]], list[Tensor]]:
         """A part, its results by torch_xla's number, and the values of its arguments."""
         outliving = {id(tensor) for holders in self._held.values() for tensor in holders}
         groups = self._pending()
@@ -179,7 +179,7 @@ class Recorder:
 
     def _pending(self) -> list[list[Tensor]]:
         """Results by torch_xla's number, each with its aliases."""
-        alive = living(tensor for holders in self._held.values() for tensor in holders)
+        alive = living_tensors(tensor for holders in self._held.values() for tensor in holders)
         groups: dict[int, list[Tensor]] = {}
         for tensor, waits in zip(alive, graphs.are_pending(alive), strict=True):
             if waits:
@@ -196,10 +196,10 @@ class Recorder:
 
     def _found(
         self, results: Sequence[Tensor], written: set[int]
-    ) -> tuple[Part, list[Tensor], list[Tensor]]:
+    ) -> tuple[StepPart, list[Tensor], list[Tensor]]:
         """A part without its program, the values of its arguments, and those to donate."""
-        values, are_seeds = graphs.arguments_of(results)
-        part, donated = Part(), []
+        values, are_seeds = graphs.graph_arguments(results)
+        part, donated = StepPart(), []
         of_values = zip(values, are_seeds, graphs.handles(values), strict=True)
         for value, is_seed, handle in of_values:
             argument: Argument = value
@@ -209,7 +209,7 @@ class Recorder:
                 draws = graphs.draws_between(self.seed, int(value.cpu()) % graphs.MODULO)
                 if draws is None:
                     raise NotOneProgramError("it sets the generator of random numbers")
-                argument = Seed(draws)
+                argument = SeedPlace(draws)
             elif handle in self._held:
                 holders = sorted(self._held[handle], key=self._order)
                 argument = TensorWeakRef(holders[0])
@@ -236,7 +236,7 @@ class Recorder:
         gc.unfreeze()
 
 
-def living(known: Iterable[Tensor] = ()) -> list[Tensor]:
+def living_tensors(known: Iterable[Tensor] = ()) -> list[Tensor]:
     """Tensors that Python's collector, or `known`, has; those within others, which a kernel in
     Python has seen, not."""
     kinds = {kind for kind in {*map(type, gc.get_objects())} if issubclass(kind, Tensor)}

@@ -22,7 +22,7 @@ from tpukit.hardware.eager.programs import RecordedPrograms, why_several
 from tpukit.hardware.eager.recorder import Recorder, graphs, living, recording_mode
 from tpukit.hardware.eager.torch_tpu import TpuDevice, load_torch_tpu
 from tpukit.hardware.options import Precision
-from tpukit.hardware.step_programs import NotOneProgramError, Step
+from tpukit.hardware.step_programs import NotOneProgramError, StepCall
 from tpukit.probe.compiler.absent_tpu import AbsentTpu
 from tpukit.probe.compiler.compile import Program, TracedStep
 from tpukit.probe.compiler.kernel_shares import KernelShares, mean_share
@@ -65,10 +65,10 @@ class TracingPrograms(RecordedPrograms):
     def new_recorder(self) -> Recorder:
         return PlaceholderRecorder(self.device, self.placeholders)
 
-    def inputs(self, step: Step) -> list[Tensor]:
+    def inputs(self, step: StepCall) -> list[Tensor]:
         return [*step.given, self.placeholder(torch.tensor(step.numbers, device="meta"))]
 
-    def run(self, step: Step) -> Any:
+    def run(self, step: StepCall) -> Any:
         try:
             found = self.recorded(step, self.inputs(step))
         except (NotOneProgramError, RuntimeError) as error:
@@ -118,7 +118,7 @@ class TracingDevice(TpuDevice):
     def _move(self, tensor: Tensor) -> Tensor:
         return self.programs.placeholder(tensor)
 
-    def run(self, step: Step, gather: Gather) -> Any:
+    def run(self, step: StepCall, gather: Gather) -> Any:
         return self.programs.run(step)
 
     def surface_errors(self, results: Sequence[Tensor]) -> None:
