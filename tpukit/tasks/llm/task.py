@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tpukit.errors import ConfigError, DataError
+from tpukit.errors import ConfigError, DataError, UsageError
 from tpukit.hardware.backend import Backend, Batch, ModelOps, TorchOps
 from tpukit.io.hub_data import local_data
 from tpukit.io.progress import Progress
@@ -88,6 +88,7 @@ from tpukit.train.task import (
 
 if TYPE_CHECKING:  # a second's import, of transformers
     from tpukit.tasks.llm.model.load import Pretrained, Shape
+    from tpukit.tasks.llm.model.rows import Rows
 
 Array = np.ndarray[Any, Any]
 TOKENIZER_FILE = "tokenizer.tiktoken"
@@ -179,6 +180,16 @@ class SummarizeTask(Task):
                 "`tpukit data dialogues --out data` makes one to try; --data-path names yours.",
             )
         train, valid = self._parts()
+        if self.config.packing and not self.packs:
+            kind = self.shape.config.model_type
+            if self.has_pairs:
+                raise ConfigError(
+                    f"a {kind} learns no preferences: a pair is a row of two samples, and"
+                    f" {self.rows.reason}.",
+                    "Choose one of the packed models of docs/llm_models.md.",
+                )
+            with Progress("Rows") as progress:
+                progress.message(f"One sample to a row, for a {kind}: {self.rows.reason}.")
         whole, pairs = self.config.loss_on_prompt, self.has_pairs
         sizes = [sample_sizes(*part, whole=whole) for part in (train, valid)]
         set_sizes = SetSizes.of(*sizes)
@@ -217,7 +228,7 @@ class SummarizeTask(Task):
 
     # -- batches ----------------------------------------------------------------------------------
     def _row_shape(self, sizes: SetSizes, settings: PlanSettings) -> RowShape:
-        return packed_shape(sizes, settings, packed=self.config.packing)
+        return packed_shape(sizes, settings, packed=self.packs)
 
     def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
         assert isinstance(data, SizedSamples)
@@ -275,6 +286,17 @@ class SummarizeTask(Task):
 
         return from_scratch(self.config.model, vocabulary_size, self.config.block_size)
 
+    @cached_property
+    def rows(self) -> "Rows":
+        """How rows are made for this model; DataError where it cannot be trained."""
+        from tpukit.tasks.llm.model.rows import rows_of
+
+        return rows_of(self.shape.config)
+
+    @property
+    def packs(self) -> bool:
+        return self.config.packing and self.rows.packed
+
     def forms(self) -> Sequence[Self]:
         """With `recompute=auto` the task without and with recomputation."""
         if self.config.recompute != "auto":
@@ -314,7 +336,7 @@ class SummarizeTask(Task):
         folder = None if self.pretrained is None else self.pretrained.folder
         lm = load_lm(
             self.shape, self._dtype, dropout=self.config.dropout, folder=folder,
-            drawn=not self.is_restored,
+            drawn=not self.is_restored, attention=self.rows.attention,
         )  # fmt: skip
         packs = self.config.weights == "nf4"
         if packs:
@@ -333,7 +355,8 @@ class SummarizeTask(Task):
             if continued and not self.is_restored:
                 adapters.load_adapter(lm, Path(continued).expanduser())
         recompute = self.config.recompute not in (False, "auto")
-        model = LanguageModel(lm, ops, recompute=recompute)
+        last = self.rows.last_at_wanted
+        model = LanguageModel(lm, ops, recompute=recompute, last_at_wanted=last)
         if packs:
             four_bits.keep_trained_alone(model)
         return model
@@ -481,6 +504,12 @@ class SummarizeTask(Task):
         return predict_run(self._trained(model, backend), request, log)
 
     def _trained(self, model: nn.Module, backend: Backend) -> TrainedSummarizer:
+        if not self.rows.packed:
+            raise UsageError(
+                f"a {self.shape.config.model_type} keeps more of a text than keys and values, of"
+                " which tokens are generated here.",
+                "Write it with `tpukit test --export DIR`, and generate with transformers.",
+            )
         # Of pairs the chosen completions are evaluated.
         config = replace(self.config, rejected_column=None)
         return TrainedSummarizer(
@@ -508,7 +537,7 @@ class SummarizeTask(Task):
         """ROUGE on the first few validation samples, greedily."""
         assert isinstance(data, TokenSamples)
         count = min(self.config.score_samples, len(data))
-        if count == 0:
+        if count == 0 or not self.rows.packed:
             return {}
         parts = [data.prompt_and_targets(index) for index in range(count)]
         prompts = [Prompt(index, prompt) for index, (prompt, _) in enumerate(parts)]

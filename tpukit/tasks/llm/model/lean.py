@@ -81,7 +81,7 @@ def attention(
         attended = ops.recompute(partial(exactly, None), query, key, value, *more)
     else:
         attended = ops.attention(query, key, value, causal=True, starts=starts)
-    return attended.transpose(1, 2), None
+    return attended.transpose(1, 2).contiguous(), None
 
 
 def exact_attention(
@@ -121,18 +121,27 @@ class LanguageModel(nn.Module):
     """A causal model of transformers, `lm`, that projects onto the vocabulary where a token is
     wanted only."""
 
-    def __init__(self, lm: PreTrainedModel, ops: ModelOps, *, recompute: bool = False) -> None:
-        """recompute: layers are computed again in the backward pass instead of being kept."""
+    def __init__(
+        self,
+        lm: PreTrainedModel,
+        ops: ModelOps,
+        *,
+        recompute: bool = False,
+        last_at_wanted: bool = True,
+    ) -> None:
+        """recompute: layers are computed again in the backward pass instead of being kept.
+        last_at_wanted: the last layer is computed where it is wanted, see `LastLayer`."""
         super().__init__()
         self.lm = lm
         self.ops = ops
         # `base_model_prefix` does not name it in every release.
+        self._is_own = lm.config._attn_implementation == ATTENTION
         self._base = next(n for n, m in lm.named_children() if isinstance(m, PreTrainedModel))
         if recompute:
             lm._set_gradient_checkpointing(True, partial(recompute_layer, ops))
         take_forms(lm)
         self._tail = Tail(lm.get_submodule(self._base))
-        self._last = LastLayer.of(lm)
+        self._last = LastLayer.of(lm) if last_at_wanted else None
 
     def forward(
         self,
@@ -160,21 +169,20 @@ class LanguageModel(nn.Module):
         if positions is None:
             places = torch.arange(tokens.shape[1], device=tokens.device)[None]
             positions = places.expand(len(tokens), -1) if starts is None else places - starts
-        given = {"starts": starts, "cache": cache, "past_key_values": cache}
-        known = {name: value for name, value in given.items() if value is not None}
-        x = self._hidden(tokens, positions, wanted, known)
+        given = {"starts": starts, "cache": cache, "past_key_values": cache, "ops": self.ops}
+        # Attention of transformers' own takes nothing else, and rows of one sample.
+        known = {n: v for n, v in given.items() if v is not None and self._is_own}
+        if self._is_own:
+            known["position_ids"] = positions
+        x = self._hidden(tokens, wanted, known)
         return self.logits(x) if labels is None else self._losses(x, labels)
 
-    def _hidden(
-        self, tokens: Tensor, positions: Tensor, wanted: Tensor | None, given: dict[str, Any]
-    ) -> Tensor:
+    def _hidden(self, tokens: Tensor, wanted: Tensor | None, given: dict[str, Any]) -> Tensor:
         """What the vocabulary is projected from: (rows, length, width), or where it is wanted."""
         if self._last is not None:
             self._last.wanted = wanted
         try:
-            found = self.lm.get_submodule(self._base)(
-                input_ids=tokens, position_ids=positions, use_cache=False, ops=self.ops, **given
-            )
+            found = self.lm.get_submodule(self._base)(input_ids=tokens, **given, use_cache=False)
         finally:
             if self._last is not None:
                 self._last.wanted = None

@@ -76,7 +76,7 @@ class Pretrained:
 
 # -- configurations ------------------------------------------------------------------------------
 def shape_of(config: PretrainedConfig, block_size: int) -> Shape:
-    return Shape(json.loads(config.to_json_string(use_diff=False)), block_size)
+    return Shape(json.loads(json.dumps(config.to_dict(), default=str)), block_size)
 
 
 def config_of(fields: Mapping[str, Any], source: str) -> PretrainedConfig:
@@ -205,7 +205,7 @@ def download(name: str) -> Path:
 # -- models --------------------------------------------------------------------------------------
 def load_lm(
     shape: Shape, dtype: torch.dtype, *, dropout: float = 0.0, folder: Path | None = None,
-    drawn: bool = True,
+    drawn: bool = True, attention: str = ATTENTION,
 ) -> PreTrainedModel:  # fmt: skip
     """A model with the weights in a directory, or drawn, or that hold anything.
 
@@ -214,7 +214,10 @@ def load_lm(
     with without_output():
         config = shape.config
         set_dropout(config, dropout)
-        lm = _read(config, folder, dtype) if folder else _drawn(config, dtype, drawn=drawn)
+        if folder:
+            lm = _read(config, folder, dtype, attention)
+        else:
+            lm = _drawn(config, dtype, attention, drawn=drawn)
     for module in lm.modules():
         if isinstance(getattr(module, "rope_type", None), str | dict):
             fix_frequencies(module, config, shape.block_size)
@@ -235,8 +238,10 @@ def without_output() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _drawn(config: PretrainedConfig, dtype: torch.dtype, *, drawn: bool) -> PreTrainedModel:
-    how = {"attn_implementation": ATTENTION, "trust_remote_code": False}
+def _drawn(
+    config: PretrainedConfig, dtype: torch.dtype, attention: str, *, drawn: bool
+) -> PreTrainedModel:
+    how = {"attn_implementation": attention, "trust_remote_code": False}
     if not drawn:
         with no_init_weights():
             lm = AutoModelForCausalLM.from_config(config, dtype=dtype, **how)
@@ -250,10 +255,12 @@ def _drawn(config: PretrainedConfig, dtype: torch.dtype, *, drawn: bool) -> PreT
     return lm
 
 
-def _read(config: PretrainedConfig, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def _read(
+    config: PretrainedConfig, folder: Path, dtype: torch.dtype, attention: str
+) -> PreTrainedModel:
     try:
         lm, found = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=dtype, attn_implementation=ATTENTION,
+            folder, config=config, dtype=dtype, attn_implementation=attention,
             use_safetensors=True, local_files_only=True, trust_remote_code=False,
             output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip

@@ -1,0 +1,79 @@
+"""Models whose packed rows are not their samples alone: found before a run's first step."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from tpukit.errors import DataError
+from tpukit.tasks.llm.model import lean, rows
+from tpukit.tasks.llm.model.rows import rows_of
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(autouse=True)
+def tried_anew(monkeypatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(rows, "_KNOWN", {})
+
+
+def of(kind: str, **fields):  # type: ignore[no-untyped-def]
+    return rows_of(transformers.AutoConfig.for_model(kind, **fields))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen3", "gemma2", "deepseek_v3", "gpt_oss"])
+def test_packed(kind):  # type: ignore[no-untyped-def]
+    assert of(kind) == rows.Rows(packed=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention"), [("mamba", "tpukit"), ("jamba", "tpukit"), ("bloom", "eager")]
+)
+def test_padded(kind, attention):  # type: ignore[no-untyped-def]
+    """State spaces, both kinds of layers, ALiBi."""
+    found = of(kind)
+    assert not found.packed and found.attention == attention
+    assert "packed samples are not as they are alone" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("bert", "padded samples are not"), ("xlm", "M parameters")]
+)
+def test_refused(kind, said):  # type: ignore[no-untyped-def]
+    with pytest.raises(DataError, match=f"a {kind} cannot be .*{said}"):
+        of(kind)
+
+
+def test_what_a_form_breaks_is_found(monkeypatch):  # type: ignore[no-untyped-def]
+    """A last layer that is wrong at wanted places is computed whole; wrong attention is refused."""
+    right = lean.gather_positions
+    monkeypatch.setattr(lean, "gather_positions", lambda x, wanted: right(x, wanted) * 1.01)
+    with pytest.raises(DataError):
+        of("qwen3")
+    monkeypatch.setattr(lean, "gather_positions", right)
+    monkeypatch.setattr(lean.LastLayer, "forward", lambda self, x, *a, **k: self._layer(x, *a, **k))
+    rows._KNOWN.clear()
+    assert of("qwen3") == rows.Rows(packed=True, last_at_wanted=False)
+
+
+def test_the_generators_go_on_as_if_nothing_was_tried():  # type: ignore[no-untyped-def]
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    of("qwen3")
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_small_copies_have_each_kind_of_layer():  # type: ignore[no-untyped-def]
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    config = transformers.AutoConfig.for_model(
+        "gemma3_text", num_hidden_layers=12, layer_types=kinds * 2, sliding_window=512
+    )
+    made = rows.small(config)
+    assert set(made.layer_types) == {*kinds} and made.num_hidden_layers == 3
+    assert made.sliding_window < rows.LENGTH
+    meta = transformers.AutoModelForCausalLM.from_config(made)
+    assert isinstance(meta, nn.Module)
+    assert sum(p.numel() for p in meta.parameters()) < 1e5
