@@ -40,7 +40,7 @@ def bare(function: str, *settings: str) -> tuple[str, ...]:
 
 
 def language(model: str, *settings: str) -> tuple[str, ...]:
-    given = (f"model={model}", "init=scratch", "block_size=1024", *settings)
+    given = (f"model={model}", "block_size=1024", *settings)
     return ("--task", "llm", *(part for setting in given for part in ("--set", setting)))
 
 
@@ -56,6 +56,7 @@ CASES: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "gpt2": (8, "bf16", language("gpt2")),
     "gpt2 fp16": (8, "fp16", language("gpt2")),
     "qwen3-0.6b lora": (8, "bf16", language("Qwen3-0.6B", "lora_rank=16")),
+    "qwen3-0.6b nf4": (8, "bf16", language("Qwen3-0.6B", "lora_rank=16", "weights=nf4")),
     "qwen3-0.6b recompute": (8, "bf16", language("Qwen3-0.6B", "recompute=true")),
     "gemma-3-270m": (8, "bf16", language("Gemma-3-270M")),
     "smollm2-360m fp32": (4, "fp32", language("SmolLM2-360M")),

@@ -1,9 +1,13 @@
 """Pairs of completions: their tokens, their packed rows, and the loss beside a plain one."""
 
 import copy
+import importlib.util
+import json
 
 import pytest
 import torch
+from runs import last_json, result, script, tpukit
+from tiny_qwen import write_qwen
 from torch.nn import functional as F
 
 from tpukit.errors import DataError
@@ -118,3 +122,46 @@ def test_an_empty_rejected_completion_is_named(write_csv, tmp_path, tokenizer):
     path = write_csv(tmp_path / "other.csv", ["prompt", "chosen"], [row[:2] for row in ROWS])
     with pytest.raises(DataError, match=r"column.*rejected"):
         open_token_cache(path, tokenizer, 40, style=STYLE)
+
+
+# -- beside TRL -----------------------------------------------------------------------------------
+STEPS, RATE = 20, 2e-3  # trl_preferences.py has the same
+PAIRS = [
+    [f"{one} and {other} came alone. Who? ", f"{one}, {other}", f"{word}, be brief"]
+    for one, other, word in (
+        ("Ann", "Bob", "x"), ("Bob", "Ann", "came"), ("Ann", "Tom", "who"), ("Tom", "Bob", "and"),
+        ("Eve", "Ann", "alone"), ("Bob", "Eve", "Be"),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapted", [False, True])
+def test_twenty_steps_have_the_losses_of_trl(adapted, write_csv, tmp_path):
+    if importlib.util.find_spec("trl") is None:
+        pytest.skip("needs trl")
+    peft = pytest.importorskip("peft")
+    start, adapter = tmp_path / "start", tmp_path / "adapter"
+    write_qwen(start)
+    data = write_csv(tmp_path / "train.csv", ["prompt", "chosen", "rejected"], PAIRS)
+    if adapted:
+        lm = transformers.AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+        lm = peft.get_peft_model(lm, peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
+        lm.save_pretrained(adapter)
+    options = ["--set", f"lora_init={adapter}"] if adapted else []
+    words = [
+        "summarize-train", "--data-path", data, "--init", start, "--results-dir", tmp_path / "run",
+        "--block-size", 64, "--set", "prompt_column=prompt", "--set", "completion_column=chosen",
+        "--set", "rejected_column=rejected", "--set", "template={prompt}", "--id-column", "",
+        "--set", "valid_fraction=0", "--global-batch-size", len(PAIRS), "--max-steps", STEPS,
+        "--lr", RATE, "--set", "schedule=constant", "--set", "warmup_steps=0",
+        "--set", "weight_decay=0", "--log-every", 1, "--hw", "cpu", "--num-workers", 0, *options,
+    ]  # fmt: skip
+    result(tpukit(*map(str, words), "--json", env={"TPUKIT_CACHE_DIR": str(tmp_path / "cache")}))
+    # In a process of its own: the Trainer takes torch_xla's device where there is one.
+    env = {"USE_TORCH_XLA": "0", "HF_HUB_OFFLINE": "1"}
+    rows = [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in PAIRS]
+    theirs = last_json(script("trl_preferences.py", start, adapter, json.dumps(rows), env=env))
+    metrics = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    own = [row["loss"] for row in metrics if row["kind"] == "train"]
+    assert own == pytest.approx(theirs, abs=1e-5) and own[-1] < own[0] - 0.05
