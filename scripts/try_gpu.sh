@@ -33,7 +33,7 @@ Path('qwen').mkdir()
 Qwen3ForCausalLM(Qwen3Config(
     vocab_size=write_tokenizer(Path('qwen')), hidden_size=256, intermediate_size=768, head_dim=64,
     num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
-    initializer_range=0.05)).save_pretrained('qwen')"
+    initializer_range=0.05)).bfloat16().save_pretrained('qwen')"
   local device qlora=(summarize-train --data-path few --init qwen --block-size 512
     --global-batch-size 8 --set weights=nf4 --set lora_rank=16
     --set lora_targets=qkv,attention_out,mlp_in,mlp_out --set score_samples=0 --log-every 1)

@@ -188,7 +188,7 @@ def require_whole_matrices(optimizer: Optimizer) -> None:
 
 
 def require_traceable(optimizer: Optimizer) -> None:
-    """Raises UsageError for an optimizer whose step is no operators of torch."""
+    """Raises UsageError for an optimizer whose step does not consist of operators of torch."""
     if _is_of_bitsandbytes(optimizer):
         raise _refused(type(optimizer).__name__, "bitsandbytes has it for GPUs and CPUs")
 

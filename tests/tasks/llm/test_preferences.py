@@ -127,7 +127,7 @@ def test_an_empty_rejected_completion_is_named(write_csv, tmp_path, tokenizer):
 # -- beside TRL -----------------------------------------------------------------------------------
 STEPS, RATE = 20, 2e-3  # trl_preferences.py has the same
 PAIRS = [
-    [f"{one} and {other} came alone. Who? ", f"{one}, {other}", f"{word}, be brief"]
+    [f"{one} and {other} came alone. Who?\n", f"{one}, {other}", f"{word}, be brief"]
     for one, other, word in (
         ("Ann", "Bob", "x"), ("Bob", "Ann", "came"), ("Ann", "Tom", "who"), ("Tom", "Bob", "and"),
         ("Eve", "Ann", "alone"), ("Bob", "Eve", "Be"),
