@@ -3,7 +3,6 @@
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -422,22 +421,15 @@ class SummarizeTask(Task):
         packed = {"starts": batch["starts"]} if "starts" in batch else {}
         losses = model(batch["tokens"], batch["wanted"], labels=labels, **packed)
         if "pairs" in batch:
-            with torch.no_grad(), self._start(model) as start:
-                before = start(batch["tokens"], batch["wanted"], labels=labels, **packed)
+            from tpukit.tasks.llm.model.adapters import as_at_start
+
+            with torch.no_grad(), as_at_start(model.lm):
+                before = model(
+                    batch["tokens"], batch["wanted"], labels=labels, at_start=True, **packed
+                )
             return preference_loss(losses, before, batch["pairs"], self.config.dpo_beta)
         weight = (labels != IGNORED).float().sum()
         return {"loss": losses.sum() / weight.clamp(min=1.0), "weight": weight}
-
-    @contextmanager
-    def _start(self, model: Any) -> Iterator[Any]:
-        """The model as it was at the start, which preferences are measured from."""
-        from tpukit.tasks.llm.model.adapters import as_at_start
-
-        if self.adapter:
-            with as_at_start(model.lm):
-                yield model
-        else:
-            yield model.reference
 
     def identity(self) -> dict[str, Any]:
         kept = (

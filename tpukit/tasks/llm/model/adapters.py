@@ -169,9 +169,9 @@ def _layers(lm: Any) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def as_at_start(lm: Any) -> Iterator[None]:
-    """The model as it was before it learned, inside: with its adapter's start, or with none."""
+    """A model's adapters as they were before they learned, inside: at their start, or off."""
     layers = [layer for _, layer in _layers(lm)]
-    has_start, was_training = START in lm.peft_config, lm.training
+    has_start, was_training = START in getattr(lm, "peft_config", {}), lm.training
     lm.eval()
     for layer in layers:
         layer.set_adapter(START, inference_mode=True) if has_start else layer.enable_adapters(False)

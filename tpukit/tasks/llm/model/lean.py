@@ -8,7 +8,6 @@ transformers' modules are the forms at the end of this file, each tested beside 
 import math
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, Self
 
@@ -134,6 +133,8 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.lm = lm
         self.ops = ops
+        self.reference: LanguageModel | None = None
+        """A frozen copy of the model as it was at the start, where preferences are learned."""
         # `base_model_prefix` does not name it in every release.
         self._is_own = lm.config._attn_implementation == ATTENTION
         self._base = next(n for n, m in lm.named_children() if isinstance(m, PreTrainedModel))
@@ -152,6 +153,7 @@ class LanguageModel(nn.Module):
         starts: Tensor | None = None,
         positions: Tensor | None = None,
         cache: Any = None,
+        at_start: bool = False,
     ) -> Tensor:
         """Logits of `tokens`, (rows, length) with positions from 0.
 
@@ -165,7 +167,11 @@ class LanguageModel(nn.Module):
         positions: (rows, length), those of the tokens.
         cache: a `Cache` of transformers; its `attend`, if it has one, takes the place of
             `attention`.
+        at_start: by the reference, if there is one: in this pass sharded weights are gathered.
         """
+        if at_start and self.reference is not None:
+            kept: Tensor = self.reference(tokens, wanted, labels=labels, starts=starts)
+            return kept
         if positions is None:
             places = torch.arange(tokens.shape[1], device=tokens.device)[None]
             positions = places.expand(len(tokens), -1) if starts is None else places - starts
@@ -282,8 +288,10 @@ class LastLayer:
         if self.wanted is None:
             return self._layer(x, *inputs, **named)
         self._turn = "reach"
-        with suppress(_AttentionReached):
+        try:  # noqa: SIM105 (Dynamo traces no `suppress`)
             self._layer(x, *inputs, **named)
+        except _AttentionReached:
+            pass
         attended_inputs, attended_named = self._seen
         attended, *rest = self._attention(*attended_inputs, **attended_named)
         self._attended = (gather_positions(attended, self.wanted), *rest)
