@@ -122,3 +122,16 @@ def test_the_inference_model_has_its_adapters(task, ops, kind) -> None:  # type:
     assert bool(adapters) == (kind == "bf16")
     tokens, atol = torch.arange(20)[None], 1e-5 if kind == "fp32" else 0.0
     assert torch.allclose(used(tokens), model(tokens), atol=atol, rtol=atol)
+
+
+def test_a_probed_model_is_built_without_storage(tmp_path, ops, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Its rows are found out before: what has no storage cannot be compared."""
+    from tpukit.probe.unfilled_model import without_storage
+    from tpukit.tasks.llm.model import rows
+
+    monkeypatch.setattr(rows, "_KNOWN", {})
+
+    task = SummarizeTask(data_path=str(tmp_path / "none"), block_size=64).for_probing()
+    with without_storage():
+        model = task.build_model(ops)
+    assert all(parameter.is_meta for parameter in model.parameters())

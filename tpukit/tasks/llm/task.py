@@ -400,6 +400,7 @@ class SummarizeTask(Task):
 
     def for_probing(self) -> Self:
         if self.config.init not in (None, FROM_SCRATCH):
+            _ = self.rows
             return self
         if self.config.tokenizer == "train":
             vocabulary = self.config.vocabulary_size
@@ -407,7 +408,10 @@ class SummarizeTask(Task):
             vocabulary = parse_model_size(self.config.model)["vocab_size"]
         else:
             vocabulary = self.tokenizer.vocabulary_size
-        return self._with(shape=self._from_scratch(vocabulary), pretrained=None)
+        task = self._with(shape=self._from_scratch(vocabulary), pretrained=None)
+        # Found out here: models are built next without storage, which cannot be compared.
+        _ = task.rows
+        return task
 
     def _with(self, **known: Any) -> Self:
         """The same task, but these cached properties are given instead of found out."""
