@@ -45,7 +45,7 @@ def test_on_the_cpu_it_prints_a_report_and_its_json(tmp_path):
     assert found["ok"]
     assert statuses(found["checks"]) == {
         "kernels": "skip", "devices": "pass", "products": "pass", "step-eit": "skip",
-        "step-images": "skip", "step-summarize": "skip", "generate": "pass", "train": "pass",
+        "step-images": "skip", "step-llm": "skip", "generate": "pass", "train": "pass",
         "resume": "pass", "shard": "skip", "out-of-memory": "pass", "reopen": "skip",
         "prediction": "skip", "largest-batch": "skip",
     }  # fmt: skip
@@ -60,12 +60,12 @@ def test_on_the_cpu_it_prints_a_report_and_its_json(tmp_path):
 
 @pytest.mark.xla
 def test_virtual_devices_compute_what_the_cpu_does_and_compile_once(tmp_path):
-    parts = ("devices", "products", "step-summarize", "generate", "train")
+    parts = ("devices", "products", "step-llm", "generate", "train")
     checks = emulated(*parts, TPUKIT_CACHE_DIR=str(tmp_path))
     assert statuses(checks) == dict.fromkeys(parts, "pass")
     values = {check["id"]: check["values"] for check in checks}
     assert values["devices"]["devices"] == 2
-    assert values["step-summarize"]["weights"] < 1e-4
+    assert values["step-llm"]["weights"] < 1e-4
     assert values["generate"] == {"first": 3, "second": 0}
     assert values["train"]["compilations"] > 0
     assert values["train"]["compilations_after_warmup"] == 0

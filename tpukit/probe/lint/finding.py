@@ -56,4 +56,4 @@ class ModuleFinding:
     effect: str = ""
     remark: str = ""
     node: ast.expr | ast.alias | ast.stmt | None = field(default=None, compare=False, repr=False)
-    """Of the syntax tree; None in a shell line."""
+    """A node of the syntax tree; None in a shell line."""

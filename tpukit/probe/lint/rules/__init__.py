@@ -20,11 +20,11 @@ MISTAKES: tuple[type[Rule], ...] = (
     making.OptimizerIndex, making.DropoutAlwaysOn, making.BestStateShared,
     training.AutocastUnscaled, ranks.WrapperAttribute, ranks.LocalRankArgument, ranks.PrepareOrder,
 )  # fmt: skip
-"""Of any PyTorch code."""
+"""Rules for any PyTorch code."""
 RANKS: tuple[type[Rule], ...] = (
     ranks.CollectiveUnderMaster, ranks.RankLeavesLoop, ranks.SavesOnEveryRank,
 )  # fmt: skip
-"""Of code that runs on several ranks."""
+"""Rules for code that runs on several ranks."""
 ON_TPU: tuple[type[Rule], ...] = (
     steps.ReadInStep, steps.WaitInStep, steps.SyncInStep, steps.GrowingShape,
     xla.PaddingToLongest, xla.NoDropLast, xla.ScalerOnXla, xla.Fp16Accelerator,
