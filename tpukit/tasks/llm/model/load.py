@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging
 
@@ -21,11 +22,6 @@ from tpukit.tasks.llm.data.hub_tokenizer import OTHER_FILES, HubTokenizer
 from tpukit.tasks.llm.data.tokenizer import Tokenizer
 from tpukit.tasks.llm.model.lean import ATTENTION
 from tpukit.tasks.llm.model.sizes import named_sizes, parse_model_size
-
-try:
-    from transformers.initialization import no_init_weights
-except ImportError:  # transformers 4
-    from transformers.modeling_utils import no_init_weights
 
 WHAT_INIT_TAKES = (
     "--init takes a Hugging Face directory (config.json, model.safetensors), or a name on the hub."
