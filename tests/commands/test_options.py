@@ -91,8 +91,8 @@ def parsed():
 
 def test_every_training_option_reaches_its_field(parsed):
     values = {"max_time": ("1h", 3600.0), "memory_limit": ("2GiB", 2**31), "hw": ("cpu", "cpu"),
-              "precision": ("bf16", "bf16"), "kernels": ("off", "off"), "steps": ("traced", "traced"),
-              "lr": ("0.5", 0.5)}  # fmt: skip
+              "precision": ("bf16", "bf16"), "kernels": ("off", "off"),
+              "steps": ("traced", "traced"), "lr": ("0.5", 0.5)}  # fmt: skip
     hints = {field.name: field for field in dataclasses.fields(TrainConfig)}
     words: list[str] = []
     expected = {}
