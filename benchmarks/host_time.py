@@ -125,7 +125,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     model, devices = MODELS[name], options.child
     shard = model.shards and devices > 1
     options_of_hardware: dict[str, Any] = {
-        "hw": "tpu", "precision": options.precision, "shard": shard, "steps": "recorded",
+        "hw": "tpu", "precision": options.precision, "shard": shard, "step_mode": "recorded",
     }  # fmt: skip
     backend: Any = open_backend(HardwareOptions(**options_of_hardware))
     task = task_of(model, options.width)

@@ -9,7 +9,13 @@ import typer
 from tiny_task import Tiny
 from typer.testing import CliRunner
 
-from tpukit.commands.options.option_sets import Given, field_docs, options_of, with_option_sets
+from tpukit.commands.options.option_sets import (
+    FLAGS,
+    Given,
+    field_docs,
+    options_of,
+    with_option_sets,
+)
 from tpukit.commands.options.training import (
     TRAINING_PANELS,
     SourceOptions,
@@ -92,13 +98,13 @@ def parsed():
 def test_every_training_option_reaches_its_field(parsed):
     values = {"max_time": ("1h", 3600.0), "memory_limit": ("2GiB", 2**31), "hw": ("cpu", "cpu"),
               "precision": ("bf16", "bf16"), "kernels": ("off", "off"),
-              "steps": ("traced", "traced"), "lr": ("0.5", 0.5)}  # fmt: skip
+              "step_mode": ("recorded", "recorded"), "lr": ("0.5", 0.5)}  # fmt: skip
     hints = {field.name: field for field in dataclasses.fields(TrainConfig)}
     words: list[str] = []
     expected = {}
     for name in (name for names in TRAINING_PANELS.values() for name in names):
         text, value = values.get(name, ("7", 7))
-        flag = f"--{name.replace('_', '-')}"
+        flag = FLAGS.get(name, (f"--{name.replace('_', '-')}",))[0]
         if "bool" in str(hints[name].type):
             words, expected[name] = [*words, flag], True
         elif "str" in str(hints[name].type):

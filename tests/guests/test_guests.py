@@ -66,7 +66,7 @@ def letters(installed):
         ("test --task letters", r"--in-bits .*Give the loss in bits", "--samples"),
         ("predict --task letters", r"--prompt .*Text to go on from", "--num-beams"),
         ("data", r"spiral-points +Generate points on a spiral", "letters"),
-        ("", r"eit, images, letters, spirals, summarize", "--size"),
+        ("", r"eit, images, letters, llm, spirals", "--size"),
     ],
 )
 def test_help_lists_their_options_without_importing_them(line, shown, others, installed, tmp_path):

@@ -22,8 +22,10 @@ def opened(**options):
     """A backend that records its steps, and what it says of them."""
     said = []
     of_xla._note = said.append
-    options = {"precision": "fp32", "steps": "recorded", "kernels": "off", **options}
-    return open_backend(HardwareOptions(hw="tpu", **options)), said
+    options = {"precision": "fp32", "step_mode": "traced", "kernels": "off", **options}
+    backend = open_backend(HardwareOptions(hw="tpu", **options))
+    backend.record_steps()
+    return backend, said
 
 
 @contextmanager

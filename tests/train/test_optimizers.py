@@ -10,6 +10,7 @@ import pytest
 import torch
 from fake_backend import FakeBackend
 from tiny_task import Tiny
+from torch.nn.utils.clip_grad import clip_grad_norm_  # torch_xla patches `torch.nn.utils`
 
 from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.collectives import Collectives
@@ -484,7 +485,7 @@ def test_complex_weights_learn_as_in_torch():
         learner.train_step([batch], RATE)
         peer.zero_grad()
         task.loss(model, batch)["loss"].mean().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        clip_grad_norm_(model.parameters(), 0.1)
         peer.step()
     for name, weight in model.named_parameters():
         torch.testing.assert_close(learner.model_tensors()[name], weight)

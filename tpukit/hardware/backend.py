@@ -164,6 +164,12 @@ class TorchOps(ModelOps):
     """`ModelOps` on any device of torch, for a model that stands by itself."""
 
 
+def linear_dtype(x: Tensor) -> torch.dtype:
+    """The type in which a linear layer computes with this input: autocast's, or its own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 class Devices(Protocol):
     """The devices of a run: what they are, what they hold, and copies to and from them."""
 

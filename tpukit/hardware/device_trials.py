@@ -175,7 +175,7 @@ STEPS = DeviceTrial(
     "steps",
     "tpukit.hardware.step_trial",
     "recorded steps",
-    "Each step is traced (--steps recorded records them all the same)",
+    "Each step is traced",
     ("xla/cached_graphs.py", "xla/recorder.py", "xla/programs.py", "step_trial.py"),
 )
 

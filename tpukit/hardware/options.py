@@ -31,9 +31,9 @@ class HardwareOptions:
     kernels: Literal["auto", "on", "off"] = "auto"
     """Own attention kernels on TPUs: auto tries them on a kind of device once, in a process of
     their own, on uses them without that, off uses plain operations."""
-    steps: Literal["auto", "recorded", "traced"] = "auto"
-    """Steps on TPUs: recorded once and run without their Python; auto tries that once, in a process
-    of its own, traced runs it each time."""
+    step_mode: Literal["auto", "recorded", "traced"] = "auto"
+    """Steps on TPUs: traced runs their Python each time, recorded twice, and then their program
+    alone; auto records with torch_tpu and traces with torch_xla."""
     compile_cache: str | None = None
     """Folder in which a TPU's compiled programs are kept; a read-only one is read."""
     deterministic: bool = False

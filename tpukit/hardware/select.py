@@ -171,7 +171,7 @@ def settled(options: Options, log: Callable[[str], None], runs: Sequence[Path] =
     if options.kernels == "auto":
         options = dataclasses.replace(options, kernels="on" if tried.get(KERNELS) else "off")
     if STEPS in tried:
-        options = dataclasses.replace(options, steps="recorded" if tried[STEPS] else "traced")
+        options = dataclasses.replace(options, step_mode="recorded" if tried[STEPS] else "traced")
     return options
 
 
@@ -182,7 +182,7 @@ def _tried(options: HardwareOptions) -> Iterator[tuple[DeviceTrial, str]]:
     if device is not None:
         yield KERNELS, device
     kind = hardware.kind if options.hw == "auto" else options.hw
-    if kind == "tpu" and installed_stack() == "torch_xla" and options.steps == "auto":
+    if kind == "tpu" and installed_stack() == "torch_xla" and options.step_mode == "recorded":
         yield STEPS, steps_device(hardware)
 
 
@@ -304,7 +304,7 @@ def _check(options: HardwareOptions, hardware: Hardware) -> Kind:
             "Leave --kernels out.",
             id="no-kernels",
         )
-    if options.steps == "recorded" and kind != "tpu":
+    if options.step_mode == "recorded" and kind != "tpu":
         raise HardwareError(
             f"--steps recorded: a step on a {kind.upper()} runs as its Python says.",
             "Leave --steps out.",

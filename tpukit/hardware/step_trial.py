@@ -20,13 +20,13 @@ def step_answers(options: HardwareOptions) -> Iterator[dict[str, Any]]:
     """What the parent reads: the first answer says that the device has opened."""
     backend: Any = open_backend(options)
     yield {"next": "a recorded step", "reason": "", "errors": {}}
-    recorded, backend.recorded = backend.recorded, None
     expected = TrialSteps(backend).state()
-    backend.recorded = recorded
+    backend.record_steps()
+    recorded = backend.recorded
     found = TrialSteps(backend).state()
     wrong = [name for name, tensor in expected.items() if not found[name].equal(tensor)]
     reason = f"{wrong[0]} differs from a traced step's" if wrong else ""
-    if recorded is None or recorded.executed != STEPS - 2:
+    if recorded.executed != STEPS - 2:
         reason = reason or "a step is not recorded"
     yield {"next": "", "reason": reason, "errors": {}}
 
@@ -69,4 +69,4 @@ class TrialSteps:
 
 
 if __name__ == "__main__":
-    sys.exit(answer_parent(step_answers, sys.argv[1:], kernels="off", steps="recorded"))
+    sys.exit(answer_parent(step_answers, sys.argv[1:], kernels="off", step_mode="traced"))

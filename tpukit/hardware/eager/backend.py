@@ -357,7 +357,7 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         precision = choose_precision(options.precision, kind, native_bf16=eager.native_bf16)
         parallelism = _parallelism(place, eager.device, options, precision, world)
         collectives = Collectives() if world == 1 else GlooCollectives(world, timeout)
-    if options.steps == "traced":
+    if options.step_mode == "traced":
         parallelism.is_recordable = False
     eager.set_arithmetic(precision, deterministic=options.deterministic)
     if options.deterministic:

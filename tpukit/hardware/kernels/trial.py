@@ -112,4 +112,4 @@ def _results(backend: Any, attention: Any, host: list[Tensor], case: Case) -> li
 
 
 if __name__ == "__main__":
-    sys.exit(answer_parent(answers, sys.argv[1:], kernels="on", steps="traced"))
+    sys.exit(answer_parent(answers, sys.argv[1:], kernels="on", step_mode="traced"))

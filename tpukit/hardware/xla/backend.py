@@ -197,6 +197,10 @@ class XlaBackend(XlaOps):
             return function(batches, *numbers)
         return self.recorded.run(StepCall(function, batches, numbers))
 
+    def record_steps(self) -> None:
+        """Runs the third step of a shape, and later ones, as a program without their Python."""
+        self.recorded = XlaPrograms(str(self.mesh.device), self.mesh.send, _note)
+
     def _host_value(self, make: Callable[[float], Tensor], number: float) -> Tensor:
         """`make(number)` as data: a Python number would be part of the graph."""
         if self.recorded is None:
@@ -430,8 +434,8 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
     # All hosts run one program.
     fused = all(hosts.all_gather_objects(options.kernels == "on" and _has_kernels()))
     backend = XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=limit)
-    if options.steps != "traced" and xr.process_count() == 1 and limit is None:
-        backend.recorded = XlaPrograms(str(mesh.device), mesh.send, _note)
+    if options.step_mode == "recorded" and xr.process_count() == 1 and limit is None:
+        backend.record_steps()
     return backend
 
 

@@ -116,7 +116,7 @@ class _OfSteps(Rule):
 
 class ReadInStep(_OfSteps):
     """`loss.item()`, `float(loss)`, `print(loss)` or a test of the loss in each step waits until
-    the device has computed it, and the next step begins late. Read it every so many steps, after
+    the device has computed it, and the next step begins late. Read it every 50 steps, say, after
     the sync."""
 
     id = "read-in-step"

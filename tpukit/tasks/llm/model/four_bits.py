@@ -12,6 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 from transformers.pytorch_utils import Conv1D
 
 from tpukit.errors import ConfigError
+from tpukit.hardware.backend import linear_dtype
 
 
 def in_four_bits(lm: Any) -> None:
@@ -101,9 +102,7 @@ def _packed_linear() -> type[nn.Module]:
             self.bias = layer.bias
 
         def forward(self, x: Tensor) -> Tensor:
-            kind = x.device.type
-            half = torch.is_autocast_enabled(kind)
-            self.compute_dtype = torch.get_autocast_dtype(kind) if half else x.dtype
+            self.compute_dtype = linear_dtype(x)
             result: Tensor = super().forward(x.to(self.compute_dtype))
             return result
 
