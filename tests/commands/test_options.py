@@ -10,7 +10,6 @@ from tiny_task import Tiny
 from typer.testing import CliRunner
 
 from tpukit.commands.options.option_sets import (
-    FLAGS,
     Given,
     field_docs,
     options_of,
@@ -23,6 +22,7 @@ from tpukit.commands.options.training import (
     read_settings,
 )
 from tpukit.errors import ConfigError
+from tpukit.io.ranges import flag
 from tpukit.registry.classes import find_task, make_task
 from tpukit.train.config import TrainConfig
 from tpukit.train.task import Preset
@@ -104,13 +104,13 @@ def test_every_training_option_reaches_its_field(parsed):
     expected = {}
     for name in (name for names in TRAINING_PANELS.values() for name in names):
         text, value = values.get(name, ("7", 7))
-        flag = FLAGS.get(name, (f"--{name.replace('_', '-')}",))[0]
+        option = flag(name)
         if "bool" in str(hints[name].type):
-            words, expected[name] = [*words, flag], True
+            words, expected[name] = [*words, option], True
         elif "str" in str(hints[name].type):
-            words, expected[name] = [*words, flag, text], text
+            words, expected[name] = [*words, option, text], text
         else:
-            words, expected[name] = [*words, flag, text], value
+            words, expected[name] = [*words, option, text], value
     assert parsed(*words).train == expected
 
 

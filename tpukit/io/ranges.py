@@ -67,9 +67,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:60]}..."
 
 
+OTHER_FLAGS = {"step_mode": "--steps"}
+"""Options that are not named as their field is: a task's own setting may be named so."""
+
+
 def flag(name: str) -> str:
     """How a user writes the setting: `--global-batch-size`."""
-    return f"--{name.replace('_', '-')}"
+    return OTHER_FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def range_problems(settings: Any, name: Callable[[str], str] = flag) -> list[str]:

@@ -21,10 +21,7 @@ Given = dict[str, Any]
 """Options by field name; those that were not given are left out."""
 
 PLAIN_TYPES = (bool, int, float, str, Path)
-FLAGS = {
-    "devices": ("--devices", "--nproc"), "step_mode": ("--steps",), "settings": ("--set",),
-    "inputs": ("--input",),
-}  # fmt: skip
+FLAGS = {"devices": ("--devices", "--nproc"), "settings": ("--set",), "inputs": ("--input",)}
 """Options that are not named as their field alone is."""
 PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
     "max_time": (parse_duration, "DURATION"),
