@@ -25,9 +25,11 @@ same() { # WORDS FILE FILE
 
 four_bits() { # a small Qwen3 beside the CPU's, exported; a step of Qwen3-0.6B's shape
   run data-few kit data dialogues --out few --n 200
-  run qwen env PYTHONPATH="$repository/tests/support" python -c "
+  # A file there is named as a package that transformers looks for: the folder is in no path.
+  run qwen python -c "
 from pathlib import Path
-from tiny_qwen import write_tokenizer
+from runpy import run_path
+write_tokenizer = run_path('$repository/tests/support/tiny_qwen.py')['write_tokenizer']
 from transformers import Qwen3Config, Qwen3ForCausalLM
 Path('qwen').mkdir()
 Qwen3ForCausalLM(Qwen3Config(
