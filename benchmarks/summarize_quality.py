@@ -44,7 +44,7 @@ def logged_minutes(log: Path) -> float:
     spans: list[list[datetime]] = []
     for line in log.read_text().splitlines():
         stamp = datetime.fromisoformat(line.split(" ", 1)[0])
-        if "Running on:" in line:
+        if "Command:" in line:  # what each start writes first
             spans.append([stamp, stamp])
         spans[-1][1] = stamp
     return sum((end - start).total_seconds() for start, end in spans) / 60

@@ -78,14 +78,15 @@ class _Speaker:
 
     def turn(self, who: str, phrases: list[str], *, opener: bool = False) -> str:
         """`Name: text`, one phrase of this part with its alternatives chosen."""
-        phrase = self._choice(phrases)
+        said = self._phrase(phrases)
         if opener and self.rng.random() < OPENER_SHARE:
-            phrase = self._choice(dialogue_parts()["phrases"]["opener"]) + phrase
-        chosen = re.sub(r"\[([^]]*)\]", lambda m: self.rng.choice(m[1].split("|")), phrase)
-        return f"{self.slots[who]}: {_with_articles(chosen.format(**self.slots))}"
+            before = self._phrase(dialogue_parts()["phrases"]["opener"])
+            said = before + (said if re.match(r"I\b|\{", said) else said[0].lower() + said[1:])
+        return f"{self.slots[who]}: {_with_articles(said.format(**self.slots))}"
 
-    def _choice(self, phrases: list[str]) -> str:
-        return phrases[-1] if self.part == "test" else self.rng.choice(phrases[:-1])
+    def _phrase(self, phrases: list[str]) -> str:
+        phrase = phrases[-1] if self.part == "test" else self.rng.choice(phrases[:-1])
+        return re.sub(r"\[([^]]*)\]", lambda m: self.rng.choice(m[1].split("|")), phrase)
 
     def chatter(self, who: str, kind: str) -> str:
         return self.turn(who, dialogue_parts()["phrases"][kind])
