@@ -16,6 +16,7 @@ from fake_backend import FakeBackend
 from tiny_task import Rows, Tiny
 
 from tpukit.errors import ConfigError, DataError, UsageError
+from tpukit.hardware.backend import TorchOps
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.evaluation import in_data_order, infer, metrics_of, metrics_of_run
 from tpukit.train.learner import BatchSums, weighted_sums
@@ -362,13 +363,14 @@ class Scripted(Tiny):
         self.values = list(values)
 
     def score(self, model, backend, data):
-        return {"accuracy": self.values.pop(0)}
+        value = self.values.pop(0)
+        return {"accuracy": value, "spread": value}
 
 
-@pytest.mark.parametrize(("how", "step"), [("max:valid_accuracy", 6), ("min:valid_accuracy", 4)])
+@pytest.mark.parametrize(("how", "step"), [("max:valid_accuracy", 6), ("min:valid_spread", 4)])
 def test_the_best_checkpoint_is_that_of_the_metric(train, tmp_path, how, step):
     result, *_ = train(Scripted(0.5, 0.3, 0.8), best_metric=how)
-    assert result.best == {"accuracy": {6: 0.8, 4: 0.3}[step], "step": step}
+    assert result.best == {how[10:]: {6: 0.8, 4: 0.3}[step], "step": step}
     assert open_run(tmp_path / "run", print).checkpoint.state.step == step
 
 
@@ -422,10 +424,48 @@ def test_looking_for_the_metric_draws_nothing(train, tmp_path):
     assert runs[0] == runs[1]
 
 
+class Compared(Tiny):
+    """What metrics by name take: targets and predictions."""
+
+    name = "compared"
+
+    def validation_rows(self, model, batch):
+        return {"target": batch["y"], "prediction": model(batch["x"])}
+
+
+def test_a_metric_by_name_decides_and_a_test_finds_it_again(train, tmp_path):
+    (tmp_path / "mine.py").write_text("def worst(true, made):\n    return abs(true - made).max()\n")
+    names = f"r2,rmse,min:{tmp_path / 'mine.py'}:worst"
+    result, metrics, _ = train(Compared(), metric=names)
+    rows = [row for row in metrics if row["kind"] == "valid"]
+    assert result.best["r2"] == max(row["valid_r2"] for row in rows)
+    run = open_run(tmp_path / "run", print)
+    task, backend = Compared(), FakeBackend()
+    model = task.inference_model(TorchOps(), run.weights())
+    for asked, expected in ((None, {"r2", "rmse", "worst"}), ("mae", {"mae"})):
+        request = EvaluationRequest(run=run, metric=asked)
+        found = metrics_of_run(task, backend.prepare(model), backend, request, print)["metrics"]
+        assert expected < found.keys() and "loss" in found
+        for name in expected & {"r2", "rmse", "worst"}:
+            at_best = next(row for row in rows if row["step"] == result.best["step"])
+            assert found[name] == pytest.approx(at_best[f"valid_{name}"], rel=1e-5)
+
+
+def test_a_metric_that_the_rows_cannot_give_is_an_error_before_the_first_step(train, tmp_path):
+    for task, told in (
+        (Tiny(), "needs 'target' of each validation sample"),
+        (Judged(), "needs 'target' of each validation sample"),
+        (Compared(), "auc needs classes or labels"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            train(task, metric="auc")
+        assert not (tmp_path / "run" / "config.toml").exists()
+
+
 def test_the_declared_arrow_is_the_direction(train):
     for wrong, right in {"max:valid_worst": "min:valid_worst", "min:valid_bias": "max:valid_bias",
                          "max:valid_loss": "min:valid_loss"}.items():  # fmt: skip
-        with pytest.raises(ConfigError, match="as the task declares it") as caught:
+        with pytest.raises(ConfigError, match=r"the (most|least) is the best") as caught:
             train(Judged(), best_metric=wrong)
         assert f"best_metric={right}" in caught.value.hint
     result, metrics, _ = train(Judged(), best_metric="valid_bias")
@@ -464,11 +504,12 @@ def test_early_stopping_ends_the_run_and_a_resumed_one_says_so(train, tmp_path):
     early = {"max_steps": 20, "best_metric": "max:valid_accuracy", "early_stopping": 2}
     result, _, lines = train(Scripted(0.5, 0.7, 0.6, 0.7, 0.9), **early)
     assert (result.steps, result.finished, result.stopped_early) == (8, True, True)
-    assert any("Stopped early after step 8" in line and "0.7 of step 4" in line for line in lines)
+    assert any("Stopped early after step 8" in line and "0.7 of step 8" in line for line in lines)
     again, _, lines = train(Scripted(), **early)
     assert (again.steps, again.finished, again.stopped_early) == (8, True, True)
     assert any("stopped early" in line and "early_stopping" in line for line in lines)
-    assert open_run(tmp_path / "run", print).checkpoint.state.step == 4
+    # Of equal ones the later is kept, and patience goes on.
+    assert open_run(tmp_path / "run", print).checkpoint.state.step == 8
     more, *_ = train(Scripted(0.6, 0.9, 0.8), **{**early, "early_stopping": 4, "max_steps": 14})
     assert (more.resumed_from, more.steps, more.stopped_early) == (8, 14, False)
     assert more.best == {"accuracy": 0.9, "step": 12}

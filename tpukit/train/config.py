@@ -27,6 +27,7 @@ from tpukit.io.ranges import (
     setting,
     shown,
 )
+from tpukit.train.metric_names import parse_metrics, with_whole_paths
 
 Schedule = Literal["constant", "linear", "cosine"]
 EMAUpdates = Literal["ema_pytorch", "ema_pytorch-0.5.2", "multiples"]
@@ -53,9 +54,12 @@ class TaskSettings:
     ckpt_every: int | None = setting(None, COUNT)
     """Optimizer steps between two checkpoints, each after a validation (default: the task's, or
     each epoch and every 500)."""
+    metric: str | None = None
+    """Metrics of the validation by name, separated by commas (macro_f1, auc, qwk, rmse, map@3; a
+    function of yours as max:FILE.py:FUNCTION); the first decides the best checkpoint."""
     best_metric: str | None = None
     """Metric of the best checkpoint: NAME (the least, unless the task declares the most as better),
-    min:NAME or max:NAME (default: valid_loss)."""
+    min:NAME or max:NAME (default: the first of --metric, else valid_loss)."""
     early_stopping: int | None = setting(None, Range(0, LARGEST_COUNT))
     """Validations without a better best_metric after which training stops (default: never)."""
     lr: float = setting(1e-3, FROM_ZERO, decides=True)
@@ -219,7 +223,10 @@ def build(
 
 def resolve(*layers: Mapping[str, Any], name: Callable[[str], str] = flag) -> TrainConfig:
     """The config from its layers, the strongest first (options, file, preset, task defaults)."""
-    return build(TrainConfig, merge(*layers), name)
+    values = merge(*layers)
+    if isinstance(values.get("metric"), str):
+        values["metric"] = with_whole_paths(values["metric"])
+    return build(TrainConfig, values, name)
 
 
 def _nearest_hint(
@@ -289,6 +296,10 @@ def _value_problems(config: object, name: Callable[[str], str]) -> list[str]:
         return problems
     if config.best_metric is not None and not METRIC.fullmatch(config.best_metric):
         problems.append(f"best_metric {config.best_metric!r} is not [min:|max:]valid_NAME.")
+    try:
+        parse_metrics(config.metric)
+    except ConfigError as error:
+        problems.append(" ".join(filter(None, (error.message, error.hint))))
     if None not in (config.epochs, config.max_steps):
         problems.append("--epochs and --max-steps were both given: give one.")
     return problems

@@ -50,7 +50,7 @@ class Engine:
         self.best = dict(checkpoint.state.best) if checkpoint else {}
         """The best validation so far: its metric, and `step`."""
         self.since_best = checkpoint.state.since_best if checkpoint else 0
-        """Validations since the best one."""
+        """Validations since the last improvement."""
         self.stopped_by: int | None = None
         """The signal that stopped the run, if one did."""
         self.stopped_early = False
@@ -255,11 +255,10 @@ class Engine:
 
     def _is_best(self, scores: dict[str, float]) -> bool:
         metric = self.plan.best
-        if not metric.improves(scores, self.best):
-            self.since_best += 1
+        self.since_best = 0 if metric.improves(scores, self.best) else self.since_best + 1
+        if not metric.is_best(scores, self.best):
             return False
         self.best = {metric.key: scores[metric.name], "step": float(self.step)}
-        self.since_best = 0
         return True
 
     def end(self) -> TrainingResult:

@@ -20,6 +20,8 @@ from tpukit.hardware.backend import Backend, Batch
 from tpukit.train.checks import described, expect, task_mistake
 from tpukit.train.learner import BatchSums, seed_loss
 from tpukit.train.loader import LoaderSettings, SeeBatch, make_loader
+from tpukit.train.metric_names import MetricName, parse_metrics
+from tpukit.train.metrics import named_metrics
 from tpukit.train.monitor import CompilationWatch, shapes_of
 from tpukit.train.plan import decided_before
 from tpukit.train.run_folder import RunFolder
@@ -138,10 +140,11 @@ def validation_scores(
     `valid_loss`, or `valid_NAME_loss` where the sets have names.
     """
     found: dict[str, float] = {}
+    names = parse_metrics(plan.config.metric)
     learner.model.eval()
     for name, data in plan.datasets.validation_sets().items():
         micro_batches = list(plan.task.evaluation_batches(data, plan.settings))
-        values = metrics_of(learner.sums, data, micro_batches, loading, watch)
+        values = metrics_of(learner.sums, data, micro_batches, loading, watch, names)
         values |= plan.task.score(learner.backend.unwrap(learner.model), learner.backend, data)
         watch.done("score")
         found |= {"_".join(filter(None, ("valid", name, k))): v for k, v in values.items()}
@@ -150,24 +153,28 @@ def validation_scores(
     return learner.backend.all_gather_objects(found)[0]  # type: ignore[no-any-return]
 
 
-def require_best_metric(plan: RunPlan, learner: Learner) -> None:
-    """Raises UsageError where the validation will not give the metric that `best_metric` names.
+def require_metrics(plan: RunPlan, learner: Learner) -> None:
+    """Raises UsageError where the validation will not give what `metric` and `best_metric` name.
 
     By one batch of each set, before the first step; every rank must call it. What cannot be known
     by it (`score`, a `compute` that needs more rows), and what would be graphs of their own, which
     take minutes, is met at the first validation.
     """
     task, backend, wanted = plan.task, learner.backend, plan.best.name
-    unknown = overrides(task, "score") or backend.compiles_everything
-    if plan.config.best_metric is None or unknown:
+    names, asked = parse_metrics(plan.config.metric), plan.config.best_metric
+    if names and not overrides(task, "validation_rows"):
+        named_metrics(names, {})
+    scores = overrides(task, "score")
+    if backend.compiles_everything or not (names or (asked and not scores)):
         return
 
     def computed(task: Task, rows: Rows) -> dict[str, float]:
+        by_name = named_metrics(names, rows)
         try:
             with catch_warnings(action="ignore"):
-                return _computed(task, rows)
+                return {**_computed(task, rows), **by_name}
         except Exception:  # of so few rows
-            return {wanted: math.nan}
+            return {**by_name, wanted: math.nan}
 
     before, loading = backend.state(), replace(plan.loading, workers=0)
     sums, watch = BatchSums(task, backend, learner.model), CompilationWatch(backend)
@@ -175,12 +182,13 @@ def require_best_metric(plan: RunPlan, learner: Learner) -> None:
     learner.model.eval()
     for name, data in plan.datasets.validation_sets().items():
         first = list(islice(task.evaluation_batches(data, plan.settings), 1))
-        values = metrics_of(sums, data, first, loading, watch, computed)
+        values = metrics_of(sums, data, first, loading, watch, names, computed)
         found |= {k if k == wanted else "_".join(filter(None, ("valid", name, k))): v
                   for k, v in values.items()}  # fmt: skip
     learner.model.train()
     backend.load_state(before)
-    plan.best.require_among(found)
+    if not scores:
+        plan.best.require_among(found)
 
 
 def metrics_of_run(
@@ -218,7 +226,7 @@ def metrics_of_run(
             micro_batches = list(_alone(micro_batches, {*request.chosen(range(len(data)))}))
         samples += sum(len(micro.keys) for micro in micro_batches)
         loading = LoaderSettings(0, seed)
-        values = metrics_of(sums, data, micro_batches, loading, watch)
+        values = metrics_of(sums, data, micro_batches, loading, watch, request.metrics())
         metrics |= {"_".join(filter(None, (name, k))): value for k, value in values.items()}
     for warning in sums.inputs.warnings():
         log(warning)
@@ -286,11 +294,12 @@ def metrics_of(
     micro_batches: Sequence[MicroBatch],
     loading: LoaderSettings,
     watch: CompilationWatch,
+    names: Sequence[MetricName] = (),
     computed: Callable[[Task, Rows], dict[str, float]] | None = None,
 ) -> dict[str, float]:
-    """The means and the computed metrics of one set; the model is in eval mode.
+    """The means, the computed metrics and those by name of one set; the model is in eval mode.
 
-    computed: in place of the task's `compute`.
+    computed: in place of the task's `compute` and of metrics by name.
     """
     task, backend, inputs = sums.task, sums.backend, sums.inputs
     if inputs.is_mean is None and (backend.world_size > 1 or backend.compiles):
@@ -301,7 +310,7 @@ def metrics_of(
         units = backend.devices if backend.world_size > 1 else 1
         parts = [micro.without_filled_rows(units) for micro in micro_batches]
         micro_batches = list(chain.from_iterable(parts))
-    has_rows = overrides(task, "validation_rows")
+    has_rows = overrides(task, "validation_rows") and (bool(names) or overrides(task, "compute"))
 
     def added(batch: Batch) -> Rows:
         sums.add(batch)
@@ -317,9 +326,11 @@ def metrics_of(
     rows = rows_of_data(task, data, micro_batches, backend, loading, added, sums.inputs.see)
     values = sums.read()
     watch.done("read_evaluation")
-    if has_rows:
-        values |= (computed or _computed)(task, rows)
-    return values
+    if computed is not None and has_rows:
+        return values | computed(task, rows)
+    if overrides(task, "compute") and has_rows:
+        values |= _computed(task, rows)
+    return values | named_metrics(names, rows)
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ from tpukit.train.loader import (
     make_loader,
     standing_workers,
 )
+from tpukit.train.metric_names import parse_metrics
 from tpukit.train.report.tested import METRIC_NAMES
 from tpukit.train.run_folder import RunFolder, read_config
 from tpukit.train.schedule import BestMetric, completes_pass, is_due, parse_best_metric
@@ -269,11 +270,15 @@ def _check_sizes(task: Task, datasets: Datasets, config: TrainConfig) -> None:
 def _best_metric(task: Task, config: TrainConfig, datasets: Datasets) -> BestMetric:
     """The configured metric, or the loss on the first validation set."""
     sets = datasets.validation_sets()
-    if config.early_stopping and not sets:
-        raise ConfigError(
-            f"early_stopping = {config.early_stopping}: the task has no validation data.",
-            "Return some as `Datasets.valid`, or leave early_stopping out.",
-        )
+    asked = {"early_stopping": config.early_stopping, "metric": config.metric}
+    for name, value in asked.items():
+        if value and not sets:
+            raise ConfigError(
+                f"{name} = {value}: the task has no validation data.",
+                f"Return some as `Datasets.valid`, or leave {name} out.",
+            )
+    for first in parse_metrics(config.metric)[:1] if config.best_metric is None else ():
+        return BestMetric(_validation_name(next(iter(sets)), first.name), first.largest)
     titles = {
         _validation_name(part, name): title
         for part in sets

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tpukit.io.ranges import BATCH, COUNT, SEED, setting
+from tpukit.train.metric_names import MetricName, parse_metrics
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,6 +55,8 @@ class EvaluationOptions:
     """Data set: a name that the task knows, or a path."""
     data_path: Path | None = None
     """Folder the data lies in (the run's, else ./data)."""
+    metric: str | None = None
+    """Metrics by name, separated by commas, as `tpukit train --metric` takes them (the run's)."""
     limit: int | None = setting(None, COUNT)
     """At most N samples, evenly from all of them."""
     batch_size: int | None = setting(None, BATCH)
@@ -80,6 +83,11 @@ class EvaluationRequest(EvaluationOptions):
     """A checkpoint file of other code, instead of a run."""
     options: Any = None
     """What the task declares as `test_options`, with the values that were given."""
+
+    def metrics(self) -> list[MetricName]:
+        """The metrics by name that were asked for, or those of the run."""
+        of_run = self.run.train_config.get("metric") if self.run else None
+        return parse_metrics(self.metric or of_run)
 
     def named(self, data: str | Path = "") -> str:
         """A data set's name in results: `data`, below a data path that is not the run's."""

@@ -18,7 +18,7 @@ from tpukit.io.units import format_bytes
 from tpukit.train.checkpoint import KEPT, BackgroundWriter, Checkpoint, point_as_recorded
 from tpukit.train.data import StreamPlan, is_stream
 from tpukit.train.engine import Engine
-from tpukit.train.evaluation import require_best_metric
+from tpukit.train.evaluation import require_metrics
 from tpukit.train.learner import Learner, load_learner
 from tpukit.train.module_state import listed
 from tpukit.train.monitor import RunMonitor
@@ -135,7 +135,7 @@ def _train_from(
     folder, command = plan.folder, plan.request.command
     learner = load_learner(plan.task, plan.config, backend, checkpoint, plan.datasets)
     if checkpoint is None:
-        require_best_metric(plan, learner)
+        require_metrics(plan, learner)
     stream = _resume_stream(plan, checkpoint, log) if checkpoint is not None else None
     with ExitStack() as stack:
         run_log, writer = None, None

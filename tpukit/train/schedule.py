@@ -57,6 +57,10 @@ class BestMetric:
         """Its name in `best`: `loss` for `valid_loss`."""
         return self.name.removeprefix("valid_")
 
+    def is_best(self, scores: Mapping[str, float], best: Mapping[str, float]) -> bool:
+        """Whether no earlier scores are better: of equal ones the later weights are kept."""
+        return self.improves(scores, best) or scores.get(self.name) == best.get(self.key, math.nan)
+
     def improves(self, scores: Mapping[str, float], best: Mapping[str, float]) -> bool:
         """Whether these scores are better than the best so far."""
         found = scores.get(self.name, math.nan)
@@ -95,7 +99,7 @@ def parse_best_metric(text: str, titles: Mapping[str, str] | None = None) -> Bes
     if way and declared and way != declared:
         raise ConfigError(
             f"best_metric {text!r}: of {title!r} the {'most' if declared == 'max' else 'least'} is"
-            " the best, as the task declares it.",
+            " the best.",
             f"Use --set best_metric={declared}:{name}",
         )
     return BestMetric(name, (way or declared) == "max")

@@ -38,9 +38,18 @@ METRICS = ("macro_f1", "roc_auc", "quadratic_kappa")
 @pytest.fixture(scope="module")
 def trained(competition, tmp_path_factory):
     run = tmp_path_factory.mktemp("runs") / "run"
-    done = train(competition, run, "--set", "damaged=skip", "--set", "fold=3",
-                 "--set", f"metrics={','.join(METRICS)}", "--set", "class_weights=balanced",
-                 "--set", "best_metric=max:valid_macro_f1")  # fmt: skip
+    done = train(
+        competition,
+        run,
+        "--set",
+        "damaged=skip",
+        "--set",
+        "fold=3",
+        "--metric",
+        ",".join(METRICS),
+        "--set",
+        "class_weights=balanced",
+    )
     assert "is not used" not in done.stderr
     assert result(done)["finished"]
     damaged = competition.damaged[0]

@@ -44,6 +44,7 @@ DECIDING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", EMULATED_K
 """Environment variables that decide the hardware; the command that resumes a run sets them too."""
 TRAINING_PANELS = {
     "Batch and rate": ("global_batch_size", "accumulate", "lr"),
+    "Validation": ("metric",),
     "Length and logs": ("epochs", "max_steps", "max_time", "log_every", "ckpt_every",
                         "global_seed", "num_workers"),
     HARDWARE: ("hw", "devices", "precision", "shard", "kernels", "step_mode", "compile",

@@ -1,6 +1,6 @@
 """`tpukit test` for image classifiers: accuracy, confusion matrix, the worst mistakes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,16 @@ from tpukit.io.tables import read_table, write_csv
 from tpukit.tasks.images.data import listing
 from tpukit.tasks.images.data.files import check_headers, name_files
 from tpukit.tasks.images.data.listing import LabelledImages
-from tpukit.tasks.images.metrics import Probabilities, chosen_metrics, confusion_matrix, log_loss
 from tpukit.tasks.images.pictures import draw_confusion, draw_mistakes
 from tpukit.tasks.images.training import ImageTraining
 from tpukit.train.evaluation import infer
 from tpukit.train.loader import LoaderSettings
+from tpukit.train.metric_names import MetricName, parse_metrics
+from tpukit.train.metrics import named_metrics
 from tpukit.train.requests import EvaluationRequest
 
 Log = Callable[[str], None]
+Probabilities = NDArray[np.float32]
 SHOWN_MISTAKES = 12
 ROWS_PER_DEVICE = 64
 """Rows of an evaluation batch on each device."""
@@ -56,7 +58,9 @@ def evaluate_classes(
     out = request.folder(data)
     with writing_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-        fields = _report(task, images, probabilities[readable], out, request.named(data), log)
+        fields = _report(
+            task, images, probabilities[readable], request.metrics(), out, request.named(data), log
+        )
     return {**fields, "damaged": [*damaged]}
 
 
@@ -113,12 +117,13 @@ def _test_images(task: ImageTraining, request: EvaluationRequest, log: Log) -> L
 # -- metrics -------------------------------------------------------------------------------------
 def accuracies(probabilities: Probabilities, labels: NDArray[np.int64]) -> dict[str, float]:
     """Top-1, top-5 (of more than five classes), the mean of the classes' own, and the loss."""
-    found = chosen_metrics(("accuracy", "balanced_accuracy"), probabilities, labels)
-    found["loss"] = log_loss(probabilities, labels)
-    if probabilities.shape[1] > 5:
-        best = np.argsort(-probabilities, axis=1, kind="stable")[:, :5]
-        found["top5_accuracy"] = float((best == labels[:, None]).any(1).mean())
-    return found
+    names = "accuracy,balanced_accuracy,log_loss" + ",top@5" * (probabilities.shape[1] > 5)
+    titles = {"log_loss": "loss", "top@5": "top5_accuracy"}
+    rows: dict[str, NDArray[Any]] = {
+        "target": labels, "prediction": np.nan_to_num(probabilities)
+    }  # fmt: skip
+    found = named_metrics(parse_metrics(names), rows)
+    return {titles.get(name, name): value for name, value in found.items()}
 
 
 def proportion_interval(share: float, count: int) -> list[float]:
@@ -133,6 +138,7 @@ def _report(
     task: ImageTraining,
     images: LabelledImages,
     probabilities: Probabilities,
+    asked: Sequence[MetricName],
     out: Path,
     data: str,
     log: Log,
@@ -140,14 +146,16 @@ def _report(
     labels = np.array(images.labels, dtype=np.int64)
     predicted = probabilities.argmax(1)
     metrics = accuracies(probabilities, labels)
-    chosen = chosen_metrics(task.config.chosen, probabilities, labels)
+    chosen = named_metrics(asked, {"target": labels, "prediction": probabilities})
     metrics |= {name: value for name, value in chosen.items() if np.isfinite(value)}
     counted = [name for name in ("accuracy", "top5_accuracy") if name in metrics]
     intervals = {name: proportion_interval(metrics[name], len(labels)) for name in counted}
     _write_predictions(out / "predictions.csv", images, probabilities)
     confusion, mistakes = out / "confusion.png", out / "mistakes.png"
-    draw_confusion(confusion, confusion_matrix(predicted, labels, len(images.classes)),
-                   images.classes)  # fmt: skip
+    classes = len(images.classes)
+    # (classes, classes): images of a row's class that were given a column's.
+    counts = np.bincount(labels * classes + predicted, minlength=classes**2)
+    draw_confusion(confusion, counts.reshape(classes, classes), images.classes)
     worst = worst_mistakes(probabilities, labels)[:SHOWN_MISTAKES]
     draw_mistakes(mistakes, images, probabilities, worst, task.input.side, task.values)
     low, high = intervals["accuracy"]

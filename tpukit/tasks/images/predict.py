@@ -16,8 +16,7 @@ from tpukit.io.files import writing_errors
 from tpukit.io.tables import Table, plain_name, table_file, write_csv
 from tpukit.tasks.images.data import listing
 from tpukit.tasks.images.data.files import check_headers, first_names
-from tpukit.tasks.images.evaluate import Log, class_probabilities
-from tpukit.tasks.images.metrics import Probabilities
+from tpukit.tasks.images.evaluate import Log, Probabilities, class_probabilities
 from tpukit.tasks.images.training import ImageTraining
 from tpukit.train.requests import PredictionRequest
 

@@ -10,9 +10,6 @@ from tpukit.tasks.images.data.depth import ValueRange
 SHARE = Range(0, 1, whole=False)
 RATE = Range(0, 0.999, whole=False)
 ALPHA = Range(0, 10, whole=False)
-METRIC_NAMES = (
-    "accuracy", "balanced_accuracy", "macro_f1", "log_loss", "roc_auc", "quadratic_kappa",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,9 +67,6 @@ class ImagesConfig:
     class_weights: Literal["none", "balanced"] = "none"
     """Weights in the training loss: balanced counts each class alike, images / (classes x its
     images)."""
-    metrics: str = ""
-    """Further metrics of validation and `test`, separated by commas: accuracy, balanced_accuracy,
-    macro_f1, log_loss, roc_auc (one class against the rest), quadratic_kappa."""
     damaged: Literal["stop", "skip"] = "stop"
     """Image files that cannot be read are an error, or are left out (in training the next image
     takes their place; `predict` writes `damaged_row`)."""
@@ -90,8 +84,6 @@ class ImagesConfig:
     """Number of classes where no data is opened, as in `probe-batch`."""
 
     def __post_init__(self) -> None:
-        names = self.metrics if isinstance(self.metrics, list) else [self.metrics]
-        object.__setattr__(self, "metrics", ",".join(map(str, names)))
         problems = range_problems(self, str)
         for name, hint in get_type_hints(ImagesConfig).items():
             value, allowed = getattr(self, name), get_args(hint)
@@ -106,19 +98,9 @@ class ImagesConfig:
             problems.append(
                 f"value_range {self.value_range!r} is not MIN:MAX, two numbers, the smaller first."
             )
-        problems += [
-            f"metrics: there is no {name!r}; there are {', '.join(METRIC_NAMES)}."
-            for name in self.chosen
-            if name not in METRIC_NAMES
-        ]
         if self.fold_column is not None and self.fold is None:
             problems.append("fold_column needs the fold to validate on: --set fold=0.")
         if self.fold is not None and self.group_column is not None:
             problems.append("fold and group_column exclude each other.")
         if problems:
             raise ConfigError(" ".join(problems))
-
-    @property
-    def chosen(self) -> list[str]:
-        """The names in `metrics`."""
-        return [name.strip() for name in self.metrics.split(",") if name.strip()]

@@ -30,9 +30,9 @@ class ImagesTask(ImageTraining):
     generators: ClassVar[Mapping[str, type[Any]]] = {"images": ShapeImages}
     metric_names: ClassVar[Mapping[str, str]] = {
         "accuracy": "accuracy ↑", "top5_accuracy": "top-5 accuracy ↑",
-        "balanced_accuracy": "balanced accuracy ↑", "macro_f1": "macro F1 ↑",
-        "log_loss": "log loss ↓", "roc_auc": "ROC AUC ↑", "quadratic_kappa": "quadratic kappa ↑",
+        "balanced_accuracy": "balanced accuracy ↑",
     }  # fmt: skip
+    earlier_settings: ClassVar[Mapping[str, str]] = {"metrics": "Metrics are named by --metric."}
     selftest: ClassVar[Mapping[str, Any]] = {"model": "resnet10t", "image_size": 64}
     averages_runs = True
     defaults = TrainingDefaults(

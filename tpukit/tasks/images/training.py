@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tpukit.errors import CheckpointError
@@ -25,7 +24,6 @@ from tpukit.tasks.images.data.depth import (
     range_of,
 )
 from tpukit.tasks.images.data.files import NO_IMAGE, ImageFiles, check_headers
-from tpukit.tasks.images.metrics import chosen_metrics
 from tpukit.tasks.images.model import classifier
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.train.task import Datasets, MicroBatch, Sample, Task, stack_samples
@@ -36,7 +34,7 @@ RANGE_FILE = "value_range.json"
 COLUMNS_FILE = "table_columns.json"
 ELSEWHERE = (
     "data_path", "table", "folder", "id_column", "label_column", "sample_submission", "tta",
-    "probabilities", "metrics", "damaged", "damaged_row", "classes", "pretrained", "value_range",
+    "probabilities", "damaged", "damaged_row", "classes", "pretrained", "value_range",
 )  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
 ADDED = ("fold", "fold_column", "group_column", "class_weights")
@@ -239,14 +237,9 @@ class ImageTraining(Task):
         return {"loss": loss, **right} | ({} if weight is None else {"weight": weight})
 
     def validation_rows(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """The probabilities of the rows, where `metrics` names any that are no means over rows."""
-        if not self.config.chosen:
-            return {}
+        """The classes and their probabilities, for metrics by name."""
         image = self.input.normalised(batch["image"])
-        return {"scores": model(image).float().softmax(1), "label": batch["label"]}
-
-    def compute(self, rows: Mapping[str, NDArray[Any]]) -> dict[str, float]:
-        return chosen_metrics(self.config.chosen, rows["scores"], rows["label"]) if rows else {}
+        return {"target": batch["label"], "prediction": model(image).float().softmax(1)}
 
     def tta_warnings(self, run: object) -> Iterator[str]:
         """A line where test-time augmentation shows what the training of a run has not."""

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-METRIC_NAMES = {"loss": "loss ↓"}
+from tpukit.train.metric_names import TITLES
+
+METRIC_NAMES = {"loss": "loss ↓", **TITLES}
 """Name in JSON -> name in tables, of metrics that any task has; see `Task.metric_names`."""
 
 
