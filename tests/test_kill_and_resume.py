@@ -18,7 +18,7 @@ from runs import (
 )
 
 KILLS = [
-    "build:1", "compile:1", "compile:60", "compile:400", "step:1", "step:3", "snapshot:1",
+    "build:1", "compile:1", "compile:60", "compile:400", "step:1", "step:3", "copy:1",
     "half:1", "half:2", "half:3", "fsync:1", "fsync:2", "fsync:4", "fsync:5", "rename:1",
     "renamed:1", "replace:2", "rmtree:3", "evaluate:1", "step:5",
 ]  # fmt: skip
@@ -46,7 +46,7 @@ def run_killed(run, hw, kills, env, tmp_path, arguments=ARGUMENTS):
         (["cpu"], {}, ["half:2", "fsync:4", "rename:1", "replace:2", "step:4"]),
         pytest.param(["cpu"], {}, KILLS, marks=pytest.mark.slow),
         (["cpu", "--precision", "fp16", "--lr", "3e-3"], {}, ["half:2", "step:4"]),
-        pytest.param(["tpu"], VIRTUAL_TPU, ["compile:60", "half:2", "snapshot:2"],
+        pytest.param(["tpu"], VIRTUAL_TPU, ["compile:60", "half:2", "copy:2"],
                      marks=pytest.mark.xla),
     ],
     ids=["cpu", "every", "fp16-scaler", "xla"],
@@ -74,12 +74,12 @@ def steps_in_log(run):
 
 
 RANK_KILLS = ["step:3:1", "half:2:0"]
-IN_ANY_RANK = ("build", "step", "evaluate", "snapshot")
+IN_ANY_RANK = ("build", "step", "evaluate", "copy")
 MORE_RANK_KILLS = [
     f"{at}:{index % 2 if at.startswith(IN_ANY_RANK) else 0}"
     for index, at in enumerate(KILLS)
     if not at.startswith("compile")
-] + ["step:2:0", "evaluate:1:0", "snapshot:1:1"]
+] + ["step:2:0", "evaluate:1:0", "copy:1:1"]
 
 
 @pytest.mark.timeout(900)

@@ -60,7 +60,7 @@ class Countdown:
 
 def arm(at: str) -> None:
     """Places the events: each file written, synced, renamed, removed; steps; compilation."""
-    from tpukit.train import checkpoint, engine, learner
+    from tpukit.train import checkpoint, learner, run_state
 
     countdown = Countdown(at)
     if countdown.event == "keep":
@@ -76,8 +76,8 @@ def arm(at: str) -> None:
     countdown.wrap(shutil, "rmtree", "rmtree")
     countdown.wrap(learner.Learner, "train_step", "step")
     countdown.wrap(learner.BatchSums, "add", "evaluate")
-    countdown.wrap(learner, "build_learner", "build")
-    countdown.wrap(engine.Engine, "snapshot", "snapshot")
+    countdown.wrap(run_state, "build_learner", "build")
+    countdown.wrap(run_state.RunState, "state_dict", "copy")
     _cut_a_written_file(countdown, checkpoint)
     if countdown.event == "compile":
         # The first step compiles: milliseconds into it.
@@ -114,10 +114,10 @@ class FileFaults:
         writer = self.checkpoint.BackgroundWriter
         write, record = writer._write, writer.record_best
 
-        def writing(own: Any, snapshot: Any, is_best: bool) -> None:
+        def writing(own: Any, state: Any, is_best: bool) -> None:
             own._after = int  # the report is no part of a checkpoint
-            with self.active(own, snapshot.state.step):
-                write(own, snapshot, is_best)
+            with self.active(own, state["plain"].step):
+                write(own, state, is_best)
 
         def recording(own: Any, number: int, best: Any) -> None:
             own.wait()

@@ -12,8 +12,7 @@ from disks import mounted
 from tpukit.errors import CheckpointError, JobError, NonFiniteLossError
 from tpukit.train.checkpoint import (
     BackgroundWriter,
-    Snapshot,
-    TrainState,
+    PlainState,
     is_finite,
     list_checkpoints,
     newest_good,
@@ -25,18 +24,29 @@ from tpukit.train.checkpoint import (
 )
 
 
-def snapshot(step: int, size: int = 5) -> Snapshot:
+class Made(dict):
+    """A state of chosen values."""
+
+    def state_dict(self):
+        return self
+
+    def load_state_dict(self, state_dict):
+        self |= state_dict
+
+
+def state(step: int, size: int = 5, plain: dict | None = None, **others) -> Made:
     values = torch.arange(size, dtype=torch.float32) + step
-    state = TrainState(step=step, task="tiny", identity={"lr": 0.1}, window=[0.1 + 0.2])
     tensors = {"model": {"w": values}, "ema": {"w": values + 1}, "optimizer": {"m/w": values + 2}}
-    return Snapshot(state, tensors, {"mean.bin": b"mean"})
+    kept = PlainState(step, "tiny", {"lr": 0.1}, window=[0.1 + 0.2])
+    beside = {"artifacts": {"mean.bin": b"mean"}, "extra": None, "stream": None, "trained": {"w"}}
+    return Made({"plain": replace(kept, **plain or {}), **tensors, **beside, **others})
 
 
 def test_what_is_written_is_read(tmp_path):
-    write_checkpoint(tmp_path, snapshot(7))
+    write_checkpoint(tmp_path, state(7))
     checkpoint = newest_good(tmp_path, print)
-    assert checkpoint.state == snapshot(7).state
-    assert torch.equal(checkpoint.tensors("ema")["w"], snapshot(7).tensors["ema"]["w"])
+    assert checkpoint.state == state(7)["plain"]
+    assert torch.equal(checkpoint.tensors("ema")["w"], state(7)["ema"]["w"])
     assert checkpoint.artifacts() == {"mean.bin": b"mean"}
     assert read_pointer(tmp_path / "latest") == "step-00000007"
 
@@ -44,7 +54,7 @@ def test_what_is_written_is_read(tmp_path):
 def test_the_last_two_and_the_best_are_kept(tmp_path):
     writer = BackgroundWriter(tmp_path)
     for step in (1, 2, 3, 4):
-        writer.write(snapshot(step), is_best=step == 1)
+        writer.write(state(step), is_best=step == 1)
     writer.close()
     assert [p.name[-1] for p in list_checkpoints(tmp_path)] == ["4", "3", "1"]
     assert read_pointer(tmp_path / "best") == "step-00000001"
@@ -57,8 +67,8 @@ def damaged_places(folder: Path) -> list[tuple[Path, int]]:
 
 @pytest.mark.parametrize("how", ["flip", "truncate", "remove"])
 def test_damage_anywhere_in_the_newest_falls_back_and_says_so(tmp_path, how):
-    write_checkpoint(tmp_path, snapshot(1))
-    newest = write_checkpoint(tmp_path, snapshot(2))
+    write_checkpoint(tmp_path, state(1))
+    newest = write_checkpoint(tmp_path, state(2))
     for file, at in damaged_places(newest):
         content = file.read_bytes()
         if how == "flip":
@@ -78,7 +88,7 @@ def test_damage_anywhere_in_the_newest_falls_back_and_says_so(tmp_path, how):
 
 
 def test_a_changed_number_in_the_state_is_noticed(tmp_path):
-    path = write_checkpoint(tmp_path, snapshot(2)) / "state.json"
+    path = write_checkpoint(tmp_path, state(2)) / "state.json"
     body = json.loads(path.read_text())
     body["step"] = 3
     path.write_text(json.dumps(body))
@@ -87,18 +97,18 @@ def test_a_changed_number_in_the_state_is_noticed(tmp_path):
 
 
 def test_no_intact_checkpoint_is_an_error_with_a_way_on(tmp_path):
-    (write_checkpoint(tmp_path, snapshot(1)) / "state.json").unlink()
+    (write_checkpoint(tmp_path, state(1)) / "state.json").unlink()
     with pytest.raises(CheckpointError) as caught:
         newest_good(tmp_path, lambda line: None)
     assert "--no-resume" in caught.value.hint
 
 
 def test_a_half_written_folder_is_not_seen_and_cleared(tmp_path):
-    write_checkpoint(tmp_path, snapshot(1))
+    write_checkpoint(tmp_path, state(1))
     (tmp_path / ".step-00000002.partial").mkdir()
     assert newest_good(tmp_path, print).state.step == 1
     writer = BackgroundWriter(tmp_path)
-    writer.write(snapshot(3), is_best=False)
+    writer.write(state(3), is_best=False)
     writer.close()
     assert not list(tmp_path.glob(".*"))
 
@@ -111,9 +121,9 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_keeps_what_was_there(small_disk):
-    write_checkpoint(small_disk, snapshot(1, size=50_000))
+    write_checkpoint(small_disk, state(1, size=50_000))
     writer = BackgroundWriter(small_disk)
-    writer.write(snapshot(2, size=100_000), is_best=True)
+    writer.write(state(2, size=100_000), is_best=True)
     with pytest.raises(JobError) as caught:
         writer.close()
     assert "step-00000002" in caught.value.message and "disk" in caught.value.hint
@@ -122,7 +132,7 @@ def test_a_full_disk_keeps_what_was_there(small_disk):
 
 
 def test_what_a_notebook_or_a_desktop_leaves_in_a_checkpoint_is_not_read(tmp_path):
-    path = write_checkpoint(tmp_path, snapshot(3))
+    path = write_checkpoint(tmp_path, state(3))
     (path / ".ipynb_checkpoints").mkdir()
     (path / ".DS_Store").write_bytes(b"Finder")
     (path / "ema.safetensors.bak").write_bytes(b"a copy")
@@ -132,13 +142,13 @@ def test_what_a_notebook_or_a_desktop_leaves_in_a_checkpoint_is_not_read(tmp_pat
     assert checkpoint.stream() is None
     writer = BackgroundWriter(tmp_path)
     for step in (4, 5):
-        writer.write(snapshot(step), is_best=False)
+        writer.write(state(step), is_best=False)
     writer.close()
     assert (tmp_path / "step-00000009.bak").is_dir()
 
 
 def test_a_checkpoint_made_the_best_one_keeps_all_else(tmp_path):
-    path = write_checkpoint(tmp_path, snapshot(3))
+    path = write_checkpoint(tmp_path, state(3))
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     writer = BackgroundWriter(tmp_path)
     writer.record_best(3, {"loss": 0.5, "step": 3.0})
@@ -151,10 +161,10 @@ def test_a_checkpoint_made_the_best_one_keeps_all_else(tmp_path):
 
 
 def test_pointers_that_a_killed_writer_left_behind_are_put_right(tmp_path):
-    write_checkpoint(tmp_path, snapshot(1))
+    write_checkpoint(tmp_path, state(1))
     point(tmp_path / "best", "step-00000001")
-    state = replace(snapshot(2).state, best={"loss": 0.5, "step": 2.0})
-    newest = write_checkpoint(tmp_path, replace(snapshot(2), state=state))
+    best = {"loss": 0.5, "step": 2.0}
+    newest = write_checkpoint(tmp_path, state(2, plain={"best": best}))
     point(tmp_path / "latest", "step-00000001")
     point_as_recorded(open_checkpoint(newest))
     assert {read_pointer(tmp_path / name) for name in ("latest", "best")} == {newest.name}
@@ -163,7 +173,7 @@ def test_pointers_that_a_killed_writer_left_behind_are_put_right(tmp_path):
 def test_a_failed_write_is_raised_without_another_one(tmp_path):
     writer = BackgroundWriter(tmp_path / "checkpoints")
     (tmp_path / "checkpoints").write_text("no folder")
-    writer.write(snapshot(1), is_best=False)
+    writer.write(state(1), is_best=False)
     concurrent.futures.wait([writer._pending])
     with pytest.raises(JobError, match="step-00000001 could not be written"):
         writer.check()
@@ -202,9 +212,8 @@ def state_of(weight: float, buffer: float, moment: float) -> dict[str, dict[str,
 )
 def test_no_checkpoint_holds_a_state_that_no_run_can_go_on_with(tmp_path, tensors, allowed, told):
     """Infinities are meant in masks; what was not finite at the start may stay so."""
-    state = replace(snapshot(2).state, not_finite=allowed)
-    made = replace(snapshot(2), state=state, tensors=tensors, trained=frozenset({"w"}))
-    write_checkpoint(tmp_path, snapshot(1))
+    made = state(2, plain={"not_finite": allowed}, **tensors)
+    write_checkpoint(tmp_path, state(1))
     if told is None:
         write_checkpoint(tmp_path, made)
         assert newest_good(tmp_path, pytest.fail).state.step == 2

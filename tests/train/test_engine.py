@@ -17,12 +17,12 @@ from tpukit.errors import ConfigError, JobError, NonFiniteLossError, UsageError
 from tpukit.io.interrupts import StopRequest
 from tpukit.train import checkpoint, plan
 from tpukit.train.config import TrainConfig
-from tpukit.train.engine import Engine
 from tpukit.train.learner import build_learner, weighted_sums
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder, open_run
 from tpukit.train.run_log import read_metrics
+from tpukit.train.run_state import RunState
 
 
 @pytest.fixture
@@ -146,21 +146,21 @@ def test_a_loss_of_zero_is_a_number(request_for):
 
 
 def test_the_host_holds_one_copy_of_the_state(request_for, monkeypatch):
-    """The write before has ended when the next snapshot is made."""
+    """The write before has ended when the next copy is made."""
     write, ends = checkpoint._write_files, []
 
-    def slow(partial, snapshot):
+    def slow(partial, state):
         time.sleep(0.2)
-        write(partial, snapshot)
-        ends.append(snapshot.state.step)
+        write(partial, state)
+        ends.append(state["plain"].step)
 
-    def snapshot(self):
+    def copied(self):
         assert ends == [*range(1, self.step)]
         return take(self)
 
-    take = Engine.snapshot
+    take = RunState.state_dict
     monkeypatch.setattr(checkpoint, "_write_files", slow)
-    monkeypatch.setattr(Engine, "snapshot", snapshot)
+    monkeypatch.setattr(RunState, "state_dict", copied)
     train_run(request_for(ckpt_every=1), FakeBackend(), silent)
     assert ends == [1, 2, 3, 4, 5, 6]
 

@@ -4,7 +4,6 @@ import json
 import math
 import random
 from contextlib import nullcontext as ok
-from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from tpukit.hardware.eager.devices import CpuDevice
 from tpukit.hardware.eager.distributed import SingleProcess
 from tpukit.hardware.eager.grad_scaling import PlainUpdate
 from tpukit.hardware.optimizers import MasterAdamW, require_whole_matrices
-from tpukit.train.checkpoint import Snapshot, list_checkpoints
+from tpukit.train.checkpoint import PlainState, list_checkpoints
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.learner import build_learner, seed_everything
 from tpukit.train.plan import TrainingRequest
@@ -336,14 +335,14 @@ def test_a_named_optimizer_is_part_of_the_arithmetic(train):
 
 def test_a_checkpoint_of_earlier_versions_is_read(train, monkeypatch):
     """It names no optimizer: neither in its identity nor beside the state."""
-    from tpukit.train import engine
+    from tpukit.train import run_state
 
-    def as_before(state, *rest):
-        known = {n: v for n, v in state.identity.items() if n not in ("optimizer", "momentum")}
-        return Snapshot(replace(state, optimizer={}, identity=known), *rest)
+    def as_before(identity, optimizer, **rest):
+        known = {n: v for n, v in identity.items() if n not in ("optimizer", "momentum")}
+        return PlainState(optimizer={}, identity=known, **rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "Snapshot", as_before)
+        patch.setattr(run_state, "PlainState", as_before)
         folder, *_ = train(Tiny(), max_steps=2)
     state = json.loads((list_checkpoints(folder.checkpoints)[0] / "state.json").read_text())
     assert state["optimizer"] == {} and "optimizer" not in state["identity"]

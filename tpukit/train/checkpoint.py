@@ -23,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils._pytree import tree_map_only
 
 from tpukit.errors import CheckpointError, JobError, NonFiniteLossError, UsageError
@@ -38,8 +39,8 @@ FOLDER_NAME = re.compile(r"step-\d{8,}")
 
 
 @dataclass(frozen=True)
-class TrainState:
-    """The state of a run apart from tensors: plain values that JSON can hold."""
+class PlainState:
+    """The part of a run's state that JSON can hold."""
 
     step: int
     """Optimizer steps done; the position in the data follows from it."""
@@ -59,41 +60,32 @@ class TrainState:
     """Parameters and buffers that were not finite when the run began, and may stay so."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything a checkpoint holds, on the host."""
-
-    state: TrainState
-    tensors: Mapping[str, Mapping[str, Tensor]]
-    """Tensors by file name: model, optimizer and, where it is kept, ema."""
-    artifacts: Mapping[str, bytes]
-    stream: bytes | None = None
-    """Position of the training stream."""
-    trained: frozenset[str] = frozenset()
-    """Names of the trained parameters."""
-    extra: bytes | None = None
-    """The entries of the model's state dict beside tensors (`pack`)."""
+StateDict = dict[str, Any]
+"""`RunState.state_dict()`: `plain` (PlainState), tensors by name as `model`, `optimizer` and, where
+it is kept, `ema`, what else the model's state dict has (`extra`, of `pack_state`), the `artifacts`,
+the training stream's position (`stream`) and the names of the parameters that are `trained`."""
 
 
 # -- writing -------------------------------------------------------------------------------------
-def write_checkpoint(folder: Path, snapshot: Snapshot) -> Path:
+def write_checkpoint(folder: Path, state: StateDict) -> Path:
     """Writes one checkpoint into `folder` and points `latest` at it. Returns its path.
 
     On any failure what was there stays as it was, and the partial folder is removed. Raises
     NonFiniteLossError for a state from which no run could go on.
     """
-    final = folder / name_of(snapshot.state.step)
-    tensors = ((of, key, t) for of, kept in snapshot.tensors.items() for key, t in kept.items())
-    if place := first_not_finite(tensors, snapshot.trained, snapshot.state.not_finite):
+    plain: PlainState = state["plain"]
+    final = folder / name_of(plain.step)
+    kept = ((file, key, t) for file in TENSOR_FILES for key, t in state.get(file, {}).items())
+    if place := first_not_finite(kept, state["trained"], plain.not_finite):
         raise NonFiniteLossError(
-            f"The state stopped being finite by step {snapshot.state.step}: {place}. No checkpoint"
+            f"The state stopped being finite by step {plain.step}: {place}. No checkpoint"
             " was written of it.",
             "Lower --lr, or give the optimizer a larger eps; the same command resumes from the"
             " checkpoint before.",
         )
     with _errors_of(final):
         with replacing_folder(final) as partial:
-            _write_files(partial, snapshot)
+            _write_files(partial, state)
             if final.exists():  # damaged: the run went on from one before it
                 _take_away(final)
         point(folder / "latest", final.name)
@@ -113,18 +105,19 @@ def _errors_of(checkpoint: Path) -> Iterator[None]:
         ) from error
 
 
-def _write_files(partial: Path, snapshot: Snapshot) -> None:
+def _write_files(partial: Path, state: StateDict) -> None:
     sums = {}
-    for name, tensors in snapshot.tensors.items():
-        path = partial / f"{name}.safetensors"
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
-        sums[path.name] = _sync_and_sum(path)
-    others = {EXTRA_FILE: snapshot.extra, STREAM_FILE: snapshot.stream}
+    for name in TENSOR_FILES:
+        if name in state:
+            path = partial / f"{name}.safetensors"
+            save_file({key: tensor.contiguous() for key, tensor in state[name].items()}, path)
+            sums[path.name] = _sync_and_sum(path)
+    others = {EXTRA_FILE: state["extra"], STREAM_FILE: state["stream"]}
     kept = {name: content for name, content in others.items() if content is not None}
-    for name, content in {**snapshot.artifacts, **kept}.items():
+    for name, content in {**state["artifacts"], **kept}.items():
         (partial / name).write_bytes(content)
         sums[name] = _sync_and_sum(partial / name)
-    body = {"format": FORMAT, **asdict(snapshot.state), "sha256": sums}
+    body = {"format": FORMAT, **asdict(state["plain"]), "sha256": sums}
     body["sha256_of_this"] = _sum_of_values(body)
     path = partial / STATE_FILE
     path.write_bytes(_text_of_state(body))
@@ -222,36 +215,43 @@ def _take_away(path: Path) -> None:
 
 
 class BackgroundWriter:
-    """Writes snapshots one at a time on a thread; a failure surfaces at the next call of any.
+    """Writes states one at a time on a thread; a failure surfaces at the next call of any.
 
-    `after` is called there when a checkpoint is written.
+    Every rank has one; that of the main rank writes, and calls `after` there for each checkpoint.
     """
 
-    def __init__(self, folder: Path, after: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, folder: Path, after: Callable[[], object] = lambda: None, *, is_main: bool = True
+    ) -> None:
         self.folder = folder
         self._after = after
+        self._is_main = is_main
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
-    def write(self, snapshot: Snapshot, *, is_best: bool) -> None:
-        """Starts writing, after the one before has ended."""
+    def write(self, state: Stateful, *, is_best: bool) -> None:
+        """Copies the state and starts writing, after the one before has ended: else the host would
+        hold two copies."""
         self.wait()
-        self._pending = self._pool.submit(self._write, snapshot, is_best)
+        copied = state.state_dict()
+        if self._is_main:
+            self._pending = self._pool.submit(self._write, copied, is_best)
 
     def record_best(self, step: int, best: Mapping[str, float]) -> None:
         """Makes the checkpoint of `step`, which is written, the best one."""
         self.wait()
         checkpoint = self.folder / name_of(step)
-        with _errors_of(checkpoint):
-            _record_best(checkpoint, best)
+        if self._is_main:
+            with _errors_of(checkpoint):
+                _record_best(checkpoint, best)
 
     def check(self) -> None:
         """Raises the error of a write that has failed; waits for nothing."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
-    def _write(self, snapshot: Snapshot, is_best: bool) -> None:
-        path = write_checkpoint(self.folder, snapshot)
+    def _write(self, state: StateDict, is_best: bool) -> None:
+        path = write_checkpoint(self.folder, state)
         with _errors_of(path):
             if is_best:
                 point(self.folder / "best", path.name)
@@ -278,7 +278,7 @@ class Checkpoint:
     """A verified checkpoint folder, its tensors read on demand."""
 
     path: Path
-    state: TrainState
+    state: PlainState
     files: frozenset[str]
     """Names of the files that were written, without the state's: nothing else is read."""
 
@@ -302,13 +302,18 @@ class Checkpoint:
                 with safe_open(self.path / f"{file}.safetensors", "pt") as opened:
                     yield file, name, opened.get_tensor(name)
 
-    def state_dict(self) -> dict[str, Any]:
+    def weights(self) -> dict[str, Any]:
         """The model's state dict: its tensors, and where it was written what else there is."""
         state: dict[str, Any] = {}
         if EXTRA_FILE in self.files:
             state = unpack_state((self.path / EXTRA_FILE).read_bytes())
         state.update(self.tensors("model"))
         return state
+
+    def state_dict(self) -> StateDict:
+        """What `RunState.load_state_dict` takes, but for the EMA weights."""
+        read = {"optimizer": self.tensors("optimizer"), "stream": self.stream()}
+        return {"plain": self.state, **read}
 
     def stream(self) -> bytes | None:
         """Position of the training stream; None without one, or where it keeps no position."""
@@ -363,7 +368,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
                 "Use the tpukit version that wrote it, or start anew with --no-resume.",
             )
         body.pop("random", None)  # of earlier versions: draws are a function of seed and step
-        state = TrainState(**body)
+        state = PlainState(**body)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path / STATE_FILE} is damaged or missing: {error}.") from error
     for file, expected in ((path / name, digest) for name, digest in sums.items()):

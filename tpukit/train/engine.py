@@ -6,51 +6,36 @@ from contextlib import nullcontext
 
 from tpukit.hardware.backend import Batch
 from tpukit.io.interrupts import StopRequest
-from tpukit.train.checkpoint import BackgroundWriter, Checkpoint, Snapshot, TrainState, pack_state
+from tpukit.train.checkpoint import BackgroundWriter
 from tpukit.train.evaluation import validation_scores
-from tpukit.train.learner import BadStep, Learner
+from tpukit.train.learner import BadStep
 from tpukit.train.monitor import RunMonitor
-from tpukit.train.plan import RunPlan
 from tpukit.train.requests import TrainingResult
+from tpukit.train.run_state import RunState
 
 LONG_STEP_SECONDS = 10.0
 """Duration of a step from which on the next one can be dropped, after half of that."""
 
 
 class Engine:
-    """Runs a plan with a learner; `writer` is None on all ranks but 0.
-
-    checkpoint: where the run resumes; stream: the position of its training stream there.
-    """
+    """Takes a run from its present state on."""
 
     def __init__(
-        self,
-        plan: RunPlan,
-        learner: Learner,
-        stop: StopRequest,
-        monitor: RunMonitor,
-        writer: BackgroundWriter | None,
-        checkpoint: Checkpoint | None = None,
-        stream: bytes | None = None,
+        self, state: RunState, stop: StopRequest, monitor: RunMonitor, writer: BackgroundWriter
     ) -> None:
-        self.plan = plan
-        self.config = plan.config
-        self.learner = learner
-        self.backend = learner.backend
+        self.state = state
+        self.plan = state.plan
+        self.learner = state.learner
+        self.backend = self.learner.backend
         self.stop = stop
         self.monitor = monitor
         self.writer = writer
-        self.source = plan.step_batches(
-            self.backend, learner.steps_done, see=learner.sums.inputs.see, position=stream
+        self.source = self.plan.step_batches(
+            self.backend, state.step, see=self.learner.sums.inputs.see, position=state.stream
         )
         self._stepped = False
         self._step_seconds = 0.0
-        self.resumed_from = checkpoint.state.step if checkpoint else None
-        self._saved_step = self.resumed_from or 0
-        self.best = dict(checkpoint.state.best) if checkpoint else {}
-        """The best validation so far: its metric, and `step`."""
-        self.since_best = checkpoint.state.since_best if checkpoint else 0
-        """Validations since the last improvement."""
+        self._saved_step = state.resumed_from or 0
         self.stopped_by: int | None = None
         """The signal that stopped the run, if one did."""
         self.stopped_early = False
@@ -59,7 +44,7 @@ class Engine:
     @property
     def step(self) -> int:
         """Optimizer steps that are done."""
-        return self.learner.steps_done
+        return self.state.step
 
     # -- the loop ---------------------------------------------------------------------------------
     def run(self) -> TrainingResult:
@@ -88,12 +73,11 @@ class Engine:
                     scores = self.validate()
                     self.save(is_best=self._is_best(scores))
                     self.plan.best.require_among(scores)
-                    if self.plan.stops_early(self.since_best):
+                    if self.plan.stops_early(self.state.since_best):
                         self.stopped_early = True
                         break
 
-                if self.writer is not None:
-                    self.writer.check()
+                self.writer.check()
 
                 # a signal or the clock, the same decision in every rank
                 if self._stops():
@@ -170,8 +154,7 @@ class Engine:
     def require_finite(self, bad: BadStep | None) -> None:
         """Raises NonFiniteLossError for the first step whose loss or gradient was not finite."""
         if bad is not None:
-            if self.writer is not None:
-                self.writer.wait()  # the checkpoint that the error names
+            self.writer.wait()  # the checkpoint that the error names
             self.monitor.fail(bad, self._saved_step)
 
     def validate(self) -> dict[str, float]:
@@ -202,11 +185,12 @@ class Engine:
             if self.stop.signal_number is None:
                 raise
             return
-        since_best = self.since_best
+        since_best = self.state.since_best
         if self._is_best(scores):
-            self._record_best()
+            with self.stop.saving():
+                self.writer.record_best(self.step, self.state.best)
         # A validation that an uninterrupted run would not make ends no run early.
-        self.since_best = min(self.since_best, since_best)
+        self.state.since_best = min(self.state.since_best, since_best)
 
     def save(self, *, is_best: bool) -> None:
         """A checkpoint of this step; none is written after a loss or gradient that was not
@@ -214,51 +198,18 @@ class Engine:
         with self.monitor.pause():
             self.require_finite(self.learner.bad_step())
             with self.stop.saving():
-                if self.writer is not None:
-                    self.writer.wait()  # else the host would hold two copies of the state
-                snapshot = self.snapshot()
+                self.state.stream = self.source.position
+                self.writer.write(self.state, is_best=is_best)
                 self.monitor.watch.done("save")
-                if self.writer is not None:
-                    self.writer.write(snapshot, is_best=is_best)
             self._saved_step = self.step
-
-    def _record_best(self) -> None:
-        """Makes the checkpoint of this step, which is saved, the best one."""
-        if self.writer is not None:
-            with self.stop.saving():
-                self.writer.record_best(self.step, self.best)
-
-    def snapshot(self) -> Snapshot:
-        """The whole state after this step, copied to the main rank's host. Every rank calls it."""
-        learner, backend = self.learner, self.backend
-        model = learner.model_tensors()
-        kept = {"model": model, "optimizer": learner.optimizer_state.tensors()}
-        tensors = {name: backend.to_host(each, main_only=True) for name, each in kept.items()}
-        extra = pack_state(backend.unwrap(learner.model).state_dict())
-        with learner.evaluation_weights() as averaged:
-            if averaged:
-                tensors["ema"] = backend.to_host(averaged, main_only=True)
-        state = TrainState(
-            step=self.step,
-            task=self.plan.task.name,
-            identity=self.plan.identity,
-            scaler=dict(backend.state()["scaler"]),
-            optimizer=learner.optimizer_state.values(),
-            best=self.best,
-            since_best=self.since_best,
-            window=backend.to_host({"window": learner.window})["window"].tolist(),
-            not_finite=learner.not_finite_at_start,
-        )
-        trained = frozenset(name for name, tensor in model.items() if tensor.requires_grad)
-        artifacts = self.plan.datasets.artifacts
-        return Snapshot(state, tensors, artifacts, self.source.position, trained, extra)
 
     def _is_best(self, scores: dict[str, float]) -> bool:
         metric = self.plan.best
-        self.since_best = 0 if metric.improves(scores, self.best) else self.since_best + 1
-        if not metric.is_best(scores, self.best):
+        state = self.state
+        state.since_best = 0 if metric.improves(scores, state.best) else state.since_best + 1
+        if not metric.is_best(scores, state.best):
             return False
-        self.best = {metric.key: scores[metric.name], "step": float(self.step)}
+        state.best = {metric.key: scores[metric.name], "step": float(self.step)}
         return True
 
     def end(self) -> TrainingResult:
@@ -267,16 +218,15 @@ class Engine:
         if not finished and self.step != self._saved_step:
             self.save(is_best=False)
         self.stop.is_saving = True
-        if self.writer is not None:
-            self.writer.wait()
+        self.writer.wait()
         numbers = self.backend.all_gather_objects(self.stop.signal_number)
         if not finished:
             self.stopped_by = next((n for n in numbers if n is not None), None)
         return TrainingResult(
             steps=self.step,
-            best=self.best,
+            best=self.state.best,
             run=str(self.plan.folder.path),
-            resumed_from=self.resumed_from,
+            resumed_from=self.state.resumed_from,
             finished=finished,
             stopped_early=self.stopped_early,
             **self.monitor.totals(),

@@ -13,19 +13,18 @@ from torch import Tensor, nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AfterStep, Backend, Batch
-from tpukit.train.checkpoint import Checkpoint, is_finite, tensors_of
+from tpukit.train.checkpoint import tensors_of
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import LossInputs
 from tpukit.train.optimizer import (
     EMA,
-    averages_of,
     build_optimizer,
     errors_named,
     start_ema,
     state_of,
 )
-from tpukit.train.task import Datasets, Task, overrides
+from tpukit.train.task import Task, overrides
 from tpukit.train.user_code import place_of
 from tpukit.train.weights import initial_model
 
@@ -470,35 +469,7 @@ def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainC
     return learner
 
 
-def _not_finite(model: nn.Module) -> list[str]:
-    tensors = {**dict(model.named_parameters()), **tensors_of(model)}
-    return [name for name, tensor in tensors.items() if not is_finite(tensor)]
-
-
-def load_learner(
-    task: Task,
-    config: TrainConfig,
-    backend: Backend,
-    checkpoint: Checkpoint | None = None,
-    data: Datasets | None = None,
-) -> Learner:
-    """The learner as a checkpoint left it, or as the seed and the data initialise it.
-
-    data: None where only shapes matter (a memory trial).
-    """
+def load_learner(task: Task, config: TrainConfig, backend: Backend) -> Learner:
+    """The learner of a memory trial, of which only shapes matter."""
     seed_everything(config.global_seed)
-    model = initial_model(task, backend, config, checkpoint, data)
-    start = _not_finite(model) if checkpoint is None and data is not None else []
-    averages = averages_of(model, checkpoint) if checkpoint and config.ema_decay is not None else {}
-    learner = build_learner(task, backend, model, config)
-    learner.not_finite_at_start = start if checkpoint is None else checkpoint.state.not_finite
-    if checkpoint is None:
-        return learner
-    tensors = checkpoint.tensors("optimizer")
-    learner.optimizer_state.restore(backend, checkpoint.state.optimizer, tensors)
-    if learner.ema:
-        backend.load(learner.ema.weights, averages)
-    backend.load({"window": learner.window}, {"window": torch.tensor(checkpoint.state.window)})
-    learner.steps_done = checkpoint.state.step
-    backend.load_state({"scaler": checkpoint.state.scaler})
-    return learner
+    return build_learner(task, backend, initial_model(task, backend, config), config)

@@ -211,7 +211,7 @@ def start_ema(config: TrainConfig, model: nn.Module, optimizer: Optimizer) -> EM
 
 def averages_of(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """A checkpoint's EMA weights by the names that `EMA` has for them."""
-    trained, source = checkpoint.state_dict(), str(checkpoint.path)
+    trained, source = checkpoint.weights(), str(checkpoint.path)
     averaged = copy.copy(trained)
     # What it does not hold of its own, frozen parameters and in early runs buffers, is the model's.
     averaged.update(checkpoint.tensors("ema"))

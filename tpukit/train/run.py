@@ -19,7 +19,7 @@ from tpukit.train.checkpoint import KEPT, BackgroundWriter, Checkpoint, point_as
 from tpukit.train.data import StreamPlan, is_stream
 from tpukit.train.engine import Engine
 from tpukit.train.evaluation import require_metrics
-from tpukit.train.learner import Learner, load_learner
+from tpukit.train.learner import Learner
 from tpukit.train.module_state import listed
 from tpukit.train.monitor import RunMonitor
 from tpukit.train.plan import RunPlan, TrainingRequest, plan_run
@@ -41,6 +41,7 @@ from tpukit.train.run_log import (
     read_metrics,
     task_failures_kept,
 )
+from tpukit.train.run_state import RunState, load_run_state
 from tpukit.train.task import overrides
 from tpukit.train.user_code import code_warnings
 
@@ -133,12 +134,15 @@ def _train_from(
     log: Callable[[str], None],
 ) -> TrainingResult:
     folder, command = plan.folder, plan.request.command
-    learner = load_learner(plan.task, plan.config, backend, checkpoint, plan.datasets)
+    state = load_run_state(plan, backend, checkpoint)
+    learner = state.learner
     if checkpoint is None:
         require_metrics(plan, learner)
-    stream = _resume_stream(plan, checkpoint, log) if checkpoint is not None else None
+    elif isinstance(plan.batches, StreamPlan):
+        _resume_stream(plan.batches, state, log)
     with ExitStack() as stack:
-        run_log, writer = None, None
+        run_log: RunLog | None = None
+        renew: Callable[[], object] = bool
         if backend.is_main:
             if checkpoint is not None:
                 point_as_recorded(checkpoint)
@@ -152,14 +156,15 @@ def _train_from(
             if "tpukit " in command:
                 run_log.note(f"Command: {command}")
             _log_start(plan, learner, run_log)
-            writer = BackgroundWriter(folder.checkpoints, report.renew)
-            stack.callback(writer.close)
+            renew = report.renew
+        writer = BackgroundWriter(folder.checkpoints, renew, is_main=backend.is_main)
+        stack.callback(writer.close)
         if plan.config.check_bf16:
             verdict = compare_bf16(learner, plan)
             if run_log:
                 run_log.text(verdict)
         monitor = RunMonitor(plan, learner, run_log)
-        engine = Engine(plan, learner, stop, monitor, writer, checkpoint, stream)
+        engine = Engine(state, stop, monitor, writer)
         result = engine.run()
         if run_log:
             _log_end(engine, result, run_log)
@@ -174,20 +179,14 @@ def _train_from(
     return result
 
 
-def _resume_stream(
-    plan: RunPlan, checkpoint: Checkpoint, log: Callable[[str], None]
-) -> bytes | None:
-    """Restores the position of a training stream; returns it."""
-    if not isinstance(plan.batches, StreamPlan):
-        return None
-    position = checkpoint.stream()
-    if position is None:
+def _resume_stream(stream: StreamPlan, state: RunState, log: Callable[[str], None]) -> None:
+    """Restores the position of a training stream."""
+    if state.stream is None:
         log(
             "The training stream keeps no position (state_dict and load_state_dict, of plain"
-            f" values): reading the first {checkpoint.state.step} steps' samples again."
+            f" values): reading the first {state.step} steps' samples again."
         )
-    plan.batches.resume(checkpoint.state.step, position)
-    return position
+    stream.resume(state.step, state.stream)
 
 
 # -- reporting -----------------------------------------------------------------------------------
@@ -271,7 +270,7 @@ def _log_end(engine: Engine, result: TrainingResult, log: RunLog) -> None:
     if result.stopped_early:
         log.text(
             f"Stopped early after step {result.steps}: no better validation for"
-            f" {engine.since_best}; best {plan.best.describe(engine.best)}."
+            f" {engine.state.since_best}; best {plan.best.describe(engine.state.best)}."
         )
     elif result.finished:
         loss = math.nan if result.loss is None else result.loss

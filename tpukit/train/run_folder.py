@@ -190,7 +190,7 @@ class TrainedRun:
     def weights(self) -> dict[str, Any]:
         """The state dict with the EMA weights where the run kept them, else the trained ones; on
         the CPU."""
-        trained = self.checkpoint.state_dict()
+        trained = self.checkpoint.weights()
         # Runs of earlier versions had their first update after that number of steps.
         late = self.train_config.get("ema_updates", "multiples") == "multiples"
         if late and self.checkpoint.state.step < int(self.train_config.get("ema_every", 1)):

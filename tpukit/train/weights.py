@@ -133,7 +133,7 @@ def initial_model(
     if data is not None:
         require_savable(task, model)
     if checkpoint is not None:
-        load_weights(model, checkpoint.state_dict(), str(checkpoint.path))
+        load_weights(model, checkpoint.weights(), str(checkpoint.path))
     elif data is not None and (source := config.init_from) is not None:
         hint = (
             "Give the settings of its model, or copy what fits in the task's"

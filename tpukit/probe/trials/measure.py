@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch.distributed.checkpoint.stateful import Stateful
 
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.memory import ReadMemory
@@ -20,7 +21,7 @@ from tpukit.probe.trial import (
     TrialRequest,
     memory_by_kind,
 )
-from tpukit.train.checkpoint import BackgroundWriter, Snapshot, TrainState
+from tpukit.train.checkpoint import BackgroundWriter, PlainState, StateDict
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import Learner, load_learner
 from tpukit.train.loader import example_batches
@@ -84,6 +85,17 @@ def measure_trial(
     )
 
 
+class _OneValue(Stateful):
+    """The least that a checkpoint holds."""
+
+    def state_dict(self) -> StateDict:
+        nothing: StateDict = {"artifacts": {}, "extra": None, "stream": None, "trained": set()}
+        return {"plain": PlainState(0, "", {}), "model": {"one": torch.ones(1)}, **nothing}
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Nothing goes on from it."""
+
+
 @contextmanager
 def run_companions() -> Iterator[None]:
     """A run's logs, event files and checkpoint writer, which count against a memory limit."""
@@ -93,8 +105,7 @@ def run_companions() -> Iterator[None]:
         log, writer = RunLog(folder, lambda line: None), BackgroundWriter(folder.checkpoints)
         try:
             log.metric_line({"step": 0, "loss": 0.0})
-            state = TrainState(0, "", {})
-            writer.write(Snapshot(state, {"model": {"one": torch.ones(1)}}, {}), is_best=False)
+            writer.write(_OneValue(), is_best=False)
             writer.wait()
             held = torch.empty(RUN_BYTES, dtype=torch.uint8)
             yield
