@@ -15,6 +15,8 @@ from tpukit.commands.options.own_options import as_parameter, value_of
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.errors import ConfigError, InterruptedRunError
 from tpukit.io.interrupts import StopRequest, listening
+from tpukit.io.mirror import output_here, send_output
+from tpukit.io.remote import address_of
 from tpukit.registry.declared import ClassSource, find_source, registered
 from tpukit.train.config import build
 
@@ -58,8 +60,11 @@ def _command(name: str, source: ClassSource) -> Callable[..., None]:
     ) -> None:
         output = Output(as_json=as_json)
         generator = build(source.load(), own)
-        refuse_mixing(out, name, [*registered(), *([task] if task else [])])
-        output.result(_written(generator, name, out, output))
+        here = output_here(out) or out
+        refuse_mixing(here, name, [*registered(), *([task] if task else [])])
+        fields = _written(generator, name, here, output)
+        send_output(out)
+        output.result({**fields, "path": address_of(out) or str(out)})
 
     return generate
 

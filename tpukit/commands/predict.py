@@ -12,9 +12,16 @@ from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
 from tpukit.commands.options.own_options import build_own, default_run
 from tpukit.commands.options.training import parse_settings
 from tpukit.commands.output import DebugOption, JsonOption, Output, plain
-from tpukit.commands.running import TaskOptions, UseHardware, hardware_options, use_in_all_ranks
+from tpukit.commands.running import (
+    TaskOptions,
+    UseHardware,
+    hardware_options,
+    use_in_all_ranks,
+    with_files_here,
+)
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment
+from tpukit.io.mirror import send_output
 from tpukit.train.config import build
 from tpukit.train.requests import AveragedRun, PredictionOptions, PredictionRequest
 
@@ -81,21 +88,24 @@ def prediction(
     averaged = [_averaged(trained, other) for other in others]
     for run in (trained.run, *(other.run for other in averaged)) if averaged else ():
         _require_finished(run)
+    here = with_files_here(options)
     request = PredictionRequest(
-        trained.run, **vars(options), options=build_own(trained.task, "predict", own),
+        trained.run, **vars(here), options=build_own(trained.task, "predict", own),
         averaged=averaged,
     )  # fmt: skip
-    sample = None if options.sample_submission is None else read_table(options.sample_submission)
+    sample = None if here.sample_submission is None else read_table(here.sample_submission)
     trained.task.check_prediction(request)
     method = trained.task.predict
 
     def predicted(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
         if where := request.run.unfinished:
-            log(f"Warning: the run in {request.run.path} is not finished ({where}).")
+            log(f"Warning: the run in {request.run.folder.shown} is not finished ({where}).")
         found = method(model, backend, request, log)
         fields: dict[str, Any] = plain(expect(found, dict, method, "a dict of JSON fields"))
         if sample is not None and backend.is_main:
             match_sample(_written(fields, request), sample, log)
+        if backend.is_main:
+            send_output(options.out)
         return fields
 
     return predicted

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -19,10 +19,15 @@ from tpukit.commands.sizing import check_search, size_batch, task_source
 from tpukit.errors import HardwareError
 from tpukit.hardware.options import HardwareOptions, Kind
 from tpukit.hardware.select import opened_backend, prepare_environment, rank_count
+from tpukit.io.hub_data import is_hub_data
 from tpukit.io.lock import wait_for_ending_owner
+from tpukit.io.mirror import local_copy, output_here
 from tpukit.io.process import is_first_rank
 from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import build
+from tpukit.train.requests import EvaluationOptions, PredictionOptions
+
+Options = TypeVar("Options", EvaluationOptions, PredictionOptions)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,7 +74,7 @@ def run_training(
     wait_for_ending_owner(
         request.folder.lock,
         lambda process: output.text(
-            f"The run in {request.folder.path} (process {process}) was interrupted and saves its"
+            f"The run in {request.folder.shown} (process {process}) was interrupted and saves its"
             " checkpoint: waiting for its end."
         ),
     )
@@ -121,6 +126,18 @@ def use_model(
         log = log if backend.is_main else lambda _: None
         fields = use(trained.model_on(backend), backend, log)
         return fields if backend.is_main else None
+
+
+def with_files_here(options: Options) -> Options:
+    """The options of `test` or `predict` with copies of the files at addresses, and paths to write
+    outputs for some to."""
+    paths = {name: value for name, value in vars(options).items() if isinstance(value, Path)}
+    here: dict[str, Any] = {
+        name: output_here(path) if name == "out" else local_copy(path)
+        for name, path in paths.items()
+        if not is_hub_data(path)
+    }
+    return dataclasses.replace(options, **here)
 
 
 USED = ("hw", "devices", "precision", "shard", "kernels", "master_port")

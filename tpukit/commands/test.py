@@ -18,9 +18,12 @@ from tpukit.commands.running import (
     UseHardware,
     hardware_options,
     use_in_all_ranks,
+    with_files_here,
 )
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment
+from tpukit.io.mirror import output_here, send_output
+from tpukit.io.remote import address_of
 from tpukit.train.config import build
 from tpukit.train.requests import EvaluationOptions, EvaluationRequest
 
@@ -80,15 +83,19 @@ def evaluation(trained: TrainedTask, options: EvaluationOptions, own: Given) -> 
     from tpukit.train.report.tested import metric_lines
 
     own_options = build_own(trained.task, "test", own)
+    here = with_files_here(options)
     request = EvaluationRequest(
-        trained.run, trained.checkpoint, options=own_options, **vars(options)
-    )
+        trained.run, trained.checkpoint, options=own_options, **vars(here),
+        data_address=address_of(options.data_path),
+    )  # fmt: skip
 
     def evaluated(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
         fields: dict[str, Any] = plain(metrics_of_run(trained.task, model, backend, request, log))
         if backend.is_main and not shown_in_cell():
             for line in metric_lines(fields):
                 log(line)
+        if backend.is_main:
+            send_output(options.out)
         if trained.run is not None and backend.is_main:
             report_test(trained.run, fields, log)
         return fields
@@ -108,7 +115,8 @@ def _open(
 
 
 def _export(trained: TrainedTask, folder: Path, output: Output) -> None:
-    files = trained.export(folder)
+    files = trained.export(output_here(folder) or folder)
+    send_output(folder)
     names = ", ".join(file.name for file in files)
     output.text(f"Exported to {folder}: {names}")
     output.result({"task": trained.task.name, "path": str(folder), "files": list(map(str, files))})

@@ -1,4 +1,5 @@
-"""Data sets of the Hugging Face hub by name: `hf://OWNER/NAME` and `hf://OWNER/NAME/CONFIG`."""
+"""Data on this machine: copies of addresses, and data sets of the Hugging Face hub by name
+(`hf://OWNER/NAME`, `hf://OWNER/NAME/CONFIG`)."""
 
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from tpukit.errors import DataError
 from tpukit.io.files import replacing_folder
 from tpukit.io.folders import cache_folder
 from tpukit.io.lock import exclusive
+from tpukit.io.mirror import local_copy
 from tpukit.io.parquet import merge_parquet, pyarrow_of
 
 CONVERTED = "refs/convert/parquet"
@@ -17,14 +19,19 @@ NAME = re.compile(r"hf:/+(?:datasets/)?([\w.-]+/[\w.-]+)(?:/([\w.-]+))?/?")
 def local_data(path: str | Path) -> Path:
     """A data path on this machine: the path itself, or a folder with a data set of the hub, where
     each split is a table (`train.parquet`). Raises `DataError`."""
-    if not str(path).startswith("hf:/"):
-        return Path(path)
     found = NAME.fullmatch(str(path))
-    if found is None:
+    if re.fullmatch(r"hf:/+[^/]*", str(path)):
         raise DataError(f"{path}: not a data set's name.", "Give hf://OWNER/NAME or .../CONFIG.")
+    if found is None:
+        return local_copy(path)
     pyarrow_of(str(path))
     name, config = found.groups()
     return tables_of(_download(name), name, config)
+
+
+def is_hub_data(path: str | Path) -> bool:
+    """Whether a path names a data set of the hub."""
+    return NAME.fullmatch(str(path)) is not None
 
 
 def _download(name: str) -> Path:

@@ -59,6 +59,19 @@ def exclusive(
         lock.release()
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock file `path`."""
+    from filelock import FileLock, Timeout
+
+    if not path.exists():
+        return False
+    try:
+        with FileLock(path, timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
 @dataclass(frozen=True)
 class Owner:
     """The process that holds a lock."""

@@ -12,6 +12,9 @@ from typing import Any, get_type_hints
 from weakref import WeakSet
 
 from tpukit.errors import ConfigError
+from tpukit.io.hub_data import is_hub_data
+from tpukit.io.mirror import local_copy
+from tpukit.io.remote import address_of
 from tpukit.knowledge.setting_names import nearest_setting
 from tpukit.registry.declared import current_name, registered
 from tpukit.train.config import TrainConfig, field_problems
@@ -163,6 +166,9 @@ def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> T
         raise ConfigError(" ".join(problems.values()))
     if accepted is None or "data_path" in accepted:
         settings = {"data_path": data_path, **settings}
+    given = settings.get("data_path", "")
+    if address_of(given) and not is_hub_data(given):  # of those `Task`s read what they need
+        settings = {**settings, "data_path": str(local_copy(given))}
     _require_methods(cls)
     try:
         return cls(**settings)

@@ -13,7 +13,7 @@ from tpukit.hardware.backend import Backend
 from tpukit.registry.classes import SESSION, default_data_path, find_task, make_task, own_class
 from tpukit.registry.declared import current_name, registered
 from tpukit.train.checks import expect
-from tpukit.train.run_folder import RunFolder, TrainedRun, open_run, read_config
+from tpukit.train.run_folder import TrainedRun, open_run, read_config
 from tpukit.train.task import Task
 from tpukit.train.weights import export
 
@@ -37,7 +37,7 @@ class TrainedTask:
     @property
     def config(self) -> dict[str, Any]:
         """The tables of the run's config.toml: train, task, decided, versions."""
-        return read_config(RunFolder(self.run.path)) if self.run else {}
+        return read_config(self.run.folder) if self.run else {}
 
     def weights(self) -> dict[str, Any]:
         """The best (EMA) weights by name, on the CPU."""
@@ -58,7 +58,7 @@ class TrainedTask:
 
 
 def open_trained(
-    path: Path,
+    path: str | Path,
     log: Callable[[str], None],
     task: str | type[Task] | Task | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -77,7 +77,7 @@ def open_trained(
         cls = own_class(task) if isinstance(task, type) else find_task(task or _recorded_spec(run))
     if run.task not in (cls.name, *cls.earlier_names):
         raise CheckpointError(
-            f"{run.path} is a run of task {run.task!r}, not {cls.name!r}.",
+            f"{run.folder.shown} is a run of task {run.task!r}, not {cls.name!r}.",
             "Name its own task with --task, or another run with --run DIR.",
         )
     if not isinstance(task, Task):
@@ -109,7 +109,8 @@ def _recorded_spec(run: TrainedRun) -> str:
         return name
     if run.source is None:
         raise CheckpointError(
-            f"{run.path} is a run of task {run.task!r} and does not record the file of its class.",
+            f"{run.folder.shown} is a run of task {run.task!r} and does not record the file of its"
+            " class.",
             "Name it with --task FILE:CLASS.",
         )
     raise CheckpointError(

@@ -225,7 +225,7 @@ class Engine:
         return TrainingResult(
             steps=self.step,
             best=self.state.best,
-            run=str(self.plan.folder.path),
+            run=self.plan.folder.shown,
             resumed_from=self.state.resumed_from,
             finished=finished,
             stopped_early=self.stopped_early,

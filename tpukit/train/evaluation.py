@@ -24,7 +24,6 @@ from tpukit.train.metric_names import MetricName, parse_metrics
 from tpukit.train.metrics import named_metrics
 from tpukit.train.monitor import CompilationWatch, shapes_of
 from tpukit.train.plan import decided_before
-from tpukit.train.run_folder import RunFolder
 from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task, overrides
 from tpukit.train.weights import arguments_of
 
@@ -258,7 +257,7 @@ def _rows_of_run(request: EvaluationRequest, backend: Backend) -> int | None:
     """Rows of the run's micro-batches, where it trained on this hardware."""
     if request.run is None:
         return None
-    rows = decided_before(RunFolder(request.run.path), backend).get("rows_per_device")
+    rows = decided_before(request.run.folder, backend).get("rows_per_device")
     return rows and rows * backend.devices
 
 

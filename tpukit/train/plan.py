@@ -34,7 +34,7 @@ from tpukit.train.loader import (
 )
 from tpukit.train.metric_names import parse_metrics
 from tpukit.train.report.tested import METRIC_NAMES
-from tpukit.train.run_folder import RunFolder, read_config
+from tpukit.train.run_folder import RunFolder, read_config, run_folder
 from tpukit.train.schedule import BestMetric, completes_pass, is_due, parse_best_metric
 from tpukit.train.task import BatchPlan, Datasets, PlanSettings, Task, overrides
 
@@ -77,7 +77,7 @@ class TrainingRequest:
     def run_folders(self) -> list[Path]:
         """The run's own folder, and the one that it goes on from."""
         source = self.config.resume_from
-        return [self.folder.path, *([Path(source)] if source else [])]
+        return [self.folder.path, *([run_folder(source).path] if source else [])]
 
 
 @dataclass(frozen=True)

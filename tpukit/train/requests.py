@@ -83,6 +83,8 @@ class EvaluationRequest(EvaluationOptions):
     """A checkpoint file of other code, instead of a run."""
     options: Any = None
     """What the task declares as `test_options`, with the values that were given."""
+    data_address: str | None = None
+    """The address that `data_path` is a copy of."""
 
     def metrics(self) -> list[MetricName]:
         """The metrics by name that were asked for, or those of the run."""
@@ -91,8 +93,9 @@ class EvaluationRequest(EvaluationOptions):
 
     def named(self, data: str | Path = "") -> str:
         """A data set's name in results: `data`, below a data path that is not the run's."""
-        own = Path(self.run.train_config.get("data_path", "")) if self.run else self.data_path
-        return str(data if self.data_path in (None, own) else self.data_path / data)
+        given = Path(self.data_address) if self.data_address else self.data_path
+        own = Path(self.run.train_config.get("data_path", "")) if self.run else given
+        return str(data if given in (None, own) else given / data)
 
     def folder(self, data: str | Path = "") -> Path:
         """`out`, or a folder of the run's for the results on a data set: `test-valid`, and with the

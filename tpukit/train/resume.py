@@ -17,7 +17,7 @@ from tpukit.train.checkpoint import Checkpoint, list_checkpoints, newest_good, p
 from tpukit.train.checks import expect
 from tpukit.train.config import EARLIER_VALUES, TrainConfig
 from tpukit.train.plan import RunPlan, TrainingRequest
-from tpukit.train.run_folder import RunFolder, locked
+from tpukit.train.run_folder import RunFolder, locked, run_folder
 from tpukit.train.run_log import keep_crashes
 from tpukit.train.task import Task
 from tpukit.train.weights import open_initial_run
@@ -32,19 +32,25 @@ def claim_folder(
     """
     folder, undo = request.folder, ExitStack()
     if backend.is_main:
-        if not request.config.resume and folder.path.exists():
-            with locked(folder):
+        if not request.config.resume and (folder.address or folder.path.exists()):
+            with locked(folder), folder.store.claimed(log):
                 aside = folder.set_aside()
             if aside:
                 log(f"The old run was renamed to {aside}")
         folder.create()
         stack.enter_context(locked(folder))
+        stack.enter_context(folder.store.claimed(log))
+        folder.store.pull()
         # Under the lock: what another run is about to use is not this one's to remove.
         stack.callback(folder.remove_if_unused)
         stack.enter_context(undo)
         if request.config.resume_from:
-            _import_run(Path(request.config.resume_from), folder, undo, log)
+            _import_run(request.config.resume_from, folder, undo, log)
     backend.all_gather_objects(None)  # rank 0 has claimed the folder
+    if folder.address is not None:
+        if not backend.is_main and os.environ.get("LOCAL_RANK", "0") == "0":
+            folder.store.pull()  # the first rank of a further node
+        backend.all_gather_objects(None)
     keep_crashes(folder, backend.rank)
     # The first rank of a further node prints there: its errors belong to that terminal.
     if not backend.is_main and os.environ.get("LOCAL_RANK", "0") != "0":
@@ -53,17 +59,18 @@ def claim_folder(
 
 
 def _import_run(
-    source: Path, folder: RunFolder, undo: ExitStack, log: Callable[[str], None]
+    source: str, folder: RunFolder, undo: ExitStack, log: Callable[[str], None]
 ) -> None:
     """Copies a read-only run's newest good and best checkpoints, unless this folder is further."""
     if list_checkpoints(folder.checkpoints):
-        log(f"{folder.path} has checkpoints of its own: --resume-from is not needed.")
+        log(f"{folder.shown} has checkpoints of its own: --resume-from is not needed.")
         return
-    origin = RunFolder(source)
+    origin = run_folder(source)
+    origin.store.pull()
     newest = newest_good(origin.checkpoints, log) if origin.checkpoints.is_dir() else None
     if newest is None:
         raise CheckpointError(
-            f"--resume-from {source}: no checkpoint in {origin.checkpoints}.",
+            f"--resume-from {source}: no checkpoint in {origin.shown}/checkpoints.",
             "Give the run folder that holds `checkpoints/`.",
         )
     undo.callback(_remove_import, folder)
@@ -98,12 +105,12 @@ def find_checkpoint(
     steps = backend.all_gather_objects(checkpoint.state.step if checkpoint else None)
     if len(set(steps)) > 1:
         raise CheckpointError(
-            f"The ranks see different checkpoints in {request.folder.path}: steps {steps}.",
+            f"The ranks see different checkpoints in {request.folder.shown}: steps {steps}.",
             "All hosts must share the run folder.",
         )
     if source := request.config.init_from:
         if checkpoint is not None:
-            log(f"The run in {request.folder.path} is resumed: --init-from is not used.")
+            log(f"The run in {request.folder.shown} is resumed: --init-from is not used.")
         else:
             run = open_initial_run(request.task, source, log)
             log(f"Initial weights: {source}, {run.checkpoint.path.name}. All else begins anew.")
@@ -151,7 +158,7 @@ def require_same_arithmetic(
     hint = (
         "Give the old values to go on with it, --no-resume to start anew (the old run is set"
         " aside), or another --results-dir, with"
-        f" --init-from {plan.folder.path} where its weights are to be the first ones."
+        f" --init-from {plan.folder.shown} where its weights are to be the first ones."
     )
     if len(changes) == 1 and changes[0].startswith("total_steps"):
         hint = (
@@ -161,7 +168,7 @@ def require_same_arithmetic(
             " schedule=constant a run can be continued to any length."
         )
     raise ConfigError(
-        f"The run in {plan.folder.path} was made with other settings: {'; '.join(changes)}.",
+        f"The run in {plan.folder.shown} was made with other settings: {'; '.join(changes)}.",
         hint,
         id="changed-arithmetic",
     )

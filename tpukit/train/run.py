@@ -5,15 +5,16 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from tpukit.errors import InterruptedRunError
+from tpukit.errors import InterruptedRunError, TpukitError
 from tpukit.hardware.backend import Backend
 from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.lock import mark_ending
+from tpukit.io.remote import RemoteError
 from tpukit.io.units import format_bytes
 from tpukit.train.checkpoint import KEPT, BackgroundWriter, Checkpoint, point_as_recorded
 from tpukit.train.data import StreamPlan, is_stream
@@ -33,7 +34,7 @@ from tpukit.train.resume import (
     require_same_arithmetic,
     require_same_nodes,
 )
-from tpukit.train.run_folder import versions, write_config
+from tpukit.train.run_folder import RunFolder, versions, write_config
 from tpukit.train.run_log import (
     RunLog,
     cut_metrics,
@@ -108,9 +109,9 @@ def _already_finished(
         more = "a larger early_stopping goes on with it"
     elif "total_steps" in plan.identity:
         # The learning rate depends on the length of the run.
-        more = f"--init-from {plan.folder.path} --results-dir DIR goes on with its weights"
+        more = f"--init-from {plan.folder.shown} --results-dir DIR goes on with its weights"
     log(
-        f"The run in {plan.folder.path} {how} ({state.step} steps)."
+        f"The run in {plan.folder.shown} {how} ({state.step} steps)."
         f" --no-resume starts a new one; {more}."
     )
     losses = [row["loss"] for row in read_metrics(plan.folder) if row["kind"] == "train"]
@@ -118,7 +119,7 @@ def _already_finished(
         steps=state.step,
         loss=losses[-1] if losses else None,
         best=state.best,
-        run=str(plan.folder.path),
+        run=plan.folder.shown,
         resumed_from=state.step,
         finished=True,
         stopped_early=early,
@@ -144,6 +145,7 @@ def _train_from(
         run_log: RunLog | None = None
         renew: Callable[[], object] = bool
         if backend.is_main:
+            stack.push(partial(_publish_end, folder))
             if checkpoint is not None:
                 point_as_recorded(checkpoint)
             cut_metrics(folder, learner.steps_done)
@@ -156,7 +158,7 @@ def _train_from(
             if "tpukit " in command:
                 run_log.note(f"Command: {command}")
             _log_start(plan, learner, run_log)
-            renew = report.renew
+            renew = partial(_after_checkpoint, report, folder)
         writer = BackgroundWriter(folder.checkpoints, renew, is_main=backend.is_main)
         stack.callback(writer.close)
         if plan.config.check_bf16:
@@ -177,6 +179,20 @@ def _train_from(
             signal_number=engine.stopped_by,
         )
     return result
+
+
+def _after_checkpoint(report: RunReport, folder: RunFolder) -> None:
+    report.renew()
+    folder.store.publish()
+
+
+def _publish_end(folder: RunFolder, kind: object, error: BaseException | None, _: object) -> None:
+    """Sends what the end of a run left, as `ExitStack.push` calls it; the first error counts."""
+    if error is None:
+        folder.store.publish()
+    elif not isinstance(error, RemoteError):
+        with suppress(TpukitError):
+            folder.store.publish()
 
 
 def _resume_stream(stream: StreamPlan, state: RunState, log: Callable[[str], None]) -> None:
@@ -225,6 +241,7 @@ def _validation_samples(plan: RunPlan) -> int:
 
 def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
     backend, path = learner.backend, plan.folder.path
+    kept_here = f", copy in {path}" if plan.folder.address else ""
     count = sum(p.numel() for p in backend.unwrap(learner.model).parameters())
     # fp32 on the disk: the weights, two moments, the EMA weights.
     one = count * 4 * (3 + (learner.ema is not None))
@@ -249,8 +266,8 @@ def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
     train = "a stream of" if samples is None else samples
     log.text(f"Data: {train} training, {_validation_samples(plan)} validation samples")
     log.text(
-        f"Run: {path}, step {learner.steps_done} of {plan.total_steps}; checkpoints need up to"
-        f" {format_bytes(needed)}, free {format_bytes(free)}"
+        f"Run: {plan.folder.shown}{kept_here}, step {learner.steps_done} of {plan.total_steps};"
+        f" checkpoints need up to {format_bytes(needed)}, free {format_bytes(free)}"
     )
     if free < needed:
         log.text("Warning: the disk may fill up: free some space, or raise --ckpt-every.")

@@ -14,7 +14,9 @@ from typing import Any
 from tpukit import __version__
 from tpukit.errors import CheckpointError, UsageError
 from tpukit.io.files import write_file
-from tpukit.io.lock import LockedError, exclusive
+from tpukit.io.lock import LockedError, exclusive, is_held
+from tpukit.io.mirror import path_here
+from tpukit.io.remote import address_of
 from tpukit.io.toml import toml_text
 from tpukit.knowledge.versions import installed_versions
 from tpukit.train.checkpoint import (
@@ -25,6 +27,7 @@ from tpukit.train.checkpoint import (
     read_pointer,
     require_finite,
 )
+from tpukit.train.remote_run import RunStore, store_of
 
 SUM_LINE = "# SHA-256 of the lines below: "
 VERSIONED = (
@@ -38,6 +41,8 @@ class RunFolder:
     """The files of a run."""
 
     path: Path
+    address: str | None = None
+    """Address of the run, if `path` is a copy of it."""
 
     def __post_init__(self) -> None:
         self.config = self.path / "config.toml"
@@ -48,6 +53,16 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.tests = self.path / "tests.json"
         self.lock = self.path / ".lock"
+
+    @property
+    def shown(self) -> str:
+        """The run folder as a user names it."""
+        return self.address or str(self.path)
+
+    @property
+    def store(self) -> RunStore:
+        """Where the run is kept."""
+        return store_of(self.path, self.address)
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.txt"
@@ -84,8 +99,10 @@ class RunFolder:
             for folder in (self.checkpoints, self.logs, self.path):
                 folder.rmdir()
 
-    def set_aside(self) -> Path | None:
+    def set_aside(self) -> Path | str | None:
         """Renames an old run; its new path, or None where there was none."""
+        if self.address is not None:
+            return self.store.set_aside()
         if not self.config.exists() and not self.checkpoints.exists():
             return None
         number = 1
@@ -93,6 +110,12 @@ class RunFolder:
             number += 1
         self.path.rename(aside)
         return aside
+
+
+def run_folder(place: str | Path) -> RunFolder:
+    """The run folder at a path or an address."""
+    address = address_of(place)
+    return RunFolder(Path(place)) if address is None else RunFolder(path_here(address), address)
 
 
 @contextlib.contextmanager
@@ -103,7 +126,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
             stack.enter_context(exclusive(folder.lock))
         except LockedError as error:
             raise UsageError(
-                f"Another run is writing to {folder.path} (process {error.owner or 'unknown'}).",
+                f"Another run is writing to {folder.shown} (process {error.owner or 'unknown'}).",
                 "Wait for it, end it, or choose another folder with --results-dir.",
                 id="run-locked",
             ) from error
@@ -164,7 +187,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
         return tables
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{folder.path} is not a run folder: it has no config.toml.",
+            f"{folder.shown} is not a run folder: it has no config.toml.",
             "Give the folder that a training command wrote (--run DIR).",
         ) from error
     except (OSError, ValueError, RecursionError) as error:
@@ -186,6 +209,12 @@ class TrainedRun:
     unfinished: str | None = None
     """Last step of a run that is not at its end (`step 5 of 125, never validated`); None: it is,
     its length is unknown, or one checkpoint of it was named."""
+    address: str | None = None
+    """Address of the run, if `path` is a copy of it."""
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.path, self.address)
 
     def weights(self) -> dict[str, Any]:
         """The state dict with the EMA weights where the run kept them, else the trained ones; on
@@ -199,16 +228,21 @@ class TrainedRun:
         return trained
 
 
-def open_run(path: Path, log: Callable[[str], None]) -> TrainedRun:
+def open_run(place: str | Path, log: Callable[[str], None]) -> TrainedRun:
     """A run folder's task, configs and best checkpoint (the newest good one if it is damaged).
 
-    `path` may also be one checkpoint folder of a run.
+    `place` may also be one checkpoint folder of a run.
     """
+    path = Path(place)
     is_checkpoint = path.name.startswith("step-") and path.parent.name == "checkpoints"
-    folder = RunFolder(path.parent.parent if is_checkpoint else path)
+    folder = run_folder(path.parent.parent if is_checkpoint else path)
+    if not is_held(folder.lock):  # a live run here has written what its address has
+        folder.store.pull(best=True)
+    path = folder.checkpoints / path.name if is_checkpoint else folder.path
     if not folder.path.is_dir():
         raise CheckpointError(
-            f"Run folder {path} does not exist.", "Train first, or give another one with --run DIR."
+            f"Run folder {place} does not exist.",
+            "Train first, or give another one with --run DIR.",
         )
     config = read_config(folder)
     checkpoint = open_checkpoint(path) if is_checkpoint else _best_checkpoint(folder, log)
@@ -217,7 +251,9 @@ def open_run(path: Path, log: Callable[[str], None]) -> TrainedRun:
     source = settings.pop("source", None)
     train_config = dict(config.get("train", {}))
     unfinished = None if is_checkpoint else _unfinished(folder, config)
-    return TrainedRun(folder.path, name, source, settings, train_config, checkpoint, unfinished)
+    return TrainedRun(
+        folder.path, name, source, settings, train_config, checkpoint, unfinished, folder.address
+    )
 
 
 def _unfinished(folder: RunFolder, config: Mapping[str, Any]) -> str | None:
@@ -262,6 +298,7 @@ def _best_checkpoint(folder: RunFolder, log: Callable[[str], None]) -> Checkpoin
     newest = newest_good(folder.checkpoints, log)
     if newest is None:
         raise CheckpointError(
-            f"{folder.path} has no checkpoint yet.", "Train on, or give another run with --run DIR."
+            f"{folder.shown} has no checkpoint yet.",
+            "Train on, or give another run with --run DIR.",
         )
     return newest

@@ -28,7 +28,7 @@ from tpukit.train.task import Datasets, Task, overrides
 def open_initial_run(task: Task, source: str, log: Callable[[str], None]) -> TrainedRun:
     """The run that `init_from` names. Raises CheckpointError for another task."""
     try:
-        run = open_run(Path(source), log)
+        run = open_run(source, log)
     except CheckpointError as error:
         hint = "Give the folder of a run, or one of its checkpoints."
         raise CheckpointError(f"--init-from: {error.message}", hint) from error

@@ -12,7 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from tpukit.commands.options.option_sets import Given, help_text, option_parameter, with_option_sets
-from tpukit.errors import ConfigError, DataError
+from tpukit.errors import ConfigError, DataError, TpukitError
+from tpukit.io.hub_data import local_data
+from tpukit.io.mirror import path_here
+from tpukit.io.remote import Remote, address_of
 from tpukit.registry.declared import (
     ClassSource,
     OptionField,
@@ -93,13 +96,26 @@ def named_task(command: str, arguments: Sequence[str]) -> str:
     """The task that a command line is about: `--task`, the command's, the data's, the run's."""
     if task := value_of("--task", arguments) or OWN_COMMANDS.get(command):
         return task
-    with suppress(ConfigError, DataError):  # the command says it
+    with suppress(TpukitError):  # the command says it
         if DECLARED[command] == "options":
             return task_for(value_of("--data-path", arguments), command).task
         if not value_of("--checkpoint", arguments):
             run = Path(value_of("--run", arguments) or default_run(None))
-            return task_of_run(run) or DEFAULT_TASK
+            return task_of_run(_run_here(run)) or DEFAULT_TASK
     return DEFAULT_TASK
+
+
+def _run_here(run: Path) -> Path:
+    """A folder with the `config.toml` of a run at a path or an address."""
+    address = address_of(run)
+    if address is None:
+        return run
+    folder = address.partition("/checkpoints/")[0]
+    here = path_here(folder)
+    if content := Remote(folder).read("config.toml"):
+        here.mkdir(parents=True, exist_ok=True)
+        (here / "config.toml").write_bytes(content)
+    return here
 
 
 def task_for(data_path: str | None, command: str) -> Recognised:
@@ -109,7 +125,7 @@ def task_for(data_path: str | None, command: str) -> Recognised:
     path it looks at none. Raises ConfigError for a path whose task is not clear, DataError for one
     that is not there.
     """
-    path = Path(data_path or DATA)
+    path = local_data(data_path or DATA) if address_of(data_path) else Path(data_path or DATA)
     found = recognised(path) if data_path or command == "train" else []
     if len(found) == 1:
         return found[0]

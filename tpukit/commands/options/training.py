@@ -20,6 +20,7 @@ from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.options import HardwareOptions, Kind
 from tpukit.hardware.select import find_kind
 from tpukit.io.ranges import flag
+from tpukit.io.remote import address_of
 from tpukit.train.config import (
     ConfigFile,
     TrainConfig,
@@ -125,7 +126,7 @@ class GivenSettings:
         from tpukit.probe.gpu_memory.run_costs import predict_costs
         from tpukit.registry.classes import default_data_path, find_task, make_task, own_class
         from tpukit.train.plan import TrainingRequest
-        from tpukit.train.run_folder import RunFolder
+        from tpukit.train.run_folder import run_folder
         from tpukit.train.task import Preset, Task
         from tpukit.train.weights import recordable, settings_of
 
@@ -154,11 +155,11 @@ class GivenSettings:
             )
         layers = [{"data_path": data_path}, *layers, task_defaults(built)]
         config = resolve(*layers, name=option_name)
-        folder = Path(config.results_dir or default_folder(cls))
-        _require_another_folder(config.init_from, folder)
+        folder = run_folder(config.results_dir or default_folder(cls))
+        _require_another_folder(config.init_from, folder.path)
         spec = task if isinstance(task, str) else cls.source or cls.name
         return TrainingRequest(
-            built, config, RunFolder(folder), settings, spec, self.command,
+            built, config, folder, settings, spec, self.command,
             chosen_preset=None if self.preset else name, predict_costs=predict_costs,
         )  # fmt: skip
 
@@ -194,8 +195,15 @@ def _refuse_hardware_kind(task: type[Task], name: str | None, preset: Preset) ->
 
 def _require_another_folder(init_from: str | None, folder: Path) -> None:
     """Raises ConfigError where a run would begin with the weights of its own folder."""
-    source = Path(init_from).resolve() if init_from else None
-    if source and folder.resolve() in (source, *source.parents):
+    from tpukit.train.run_folder import run_folder
+
+    if init_from is None:
+        return
+    if address_of(init_from) is not None:  # its checkpoints are copied with their run
+        source = run_folder(init_from.partition("/checkpoints/")[0]).path
+    else:
+        source = Path(init_from).resolve()
+    if folder.resolve() in (source, *source.parents):
         raise ConfigError(
             f"--init-from {init_from} is in the folder of the new run itself.",
             "Give the new run another one: --results-dir DIR.",

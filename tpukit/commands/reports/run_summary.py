@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tpukit.commands.reports.inline import notebook_display, show_picture, show_table
 from tpukit.errors import ConfigError
 from tpukit.train.report.pictures import pictures_of
-from tpukit.train.run_folder import RunFolder, read_config, read_last_best
+from tpukit.train.run_folder import RunFolder, read_config, read_last_best, run_folder
 from tpukit.train.run_log import loss_curve, read_metrics
 
 if TYPE_CHECKING:
@@ -25,13 +25,14 @@ def show(
     run: a run folder, or what `fit` or `load` returned. `log` is called with each line; a notebook
     shows a table in their place.
     """
-    folder = RunFolder(_path(run))
+    folder = run_folder(_path(run))
+    folder.store.pull(best=True)
     display = notebook_display()
     if display is None:
         for line in summarize_run(folder):
             log(line)
         return
-    show_table(display, [["run", str(folder.path)], *map(list, summary_rows(folder))])
+    show_table(display, [["run", folder.shown], *map(list, summary_rows(folder))])
     for picture in [loss_curve(folder), *(p.read_bytes() for p in pictures_of(folder.path))]:
         if picture is not None:
             show_picture(display, picture)
@@ -43,13 +44,13 @@ def _path(run: str | Path | TrainingResult | TrainedTask) -> Path:
         return Path(run)
     if run.run is None:
         raise ConfigError("A checkpoint file has no run to show.", "Give the folder of one.")
-    return Path(run.run if isinstance(run.run, str) else run.run.path)
+    return Path(run.run if isinstance(run.run, str) else run.run.folder.shown)
 
 
 def summarize_run(folder: RunFolder) -> Iterator[str]:
     """The lines for people. Raises CheckpointError where there is no run."""
     rows = summary_rows(folder)
-    yield f"{folder.path}: task {next(rows)[1]}"
+    yield f"{folder.shown}: task {next(rows)[1]}"
     for name, text in rows:
         yield f"  {name:<12}{text}"
 

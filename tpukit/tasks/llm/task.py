@@ -15,8 +15,10 @@ from torch.optim import Optimizer
 
 from tpukit.errors import ConfigError, DataError, UsageError
 from tpukit.hardware.backend import Backend, Batch, ModelOps, TorchOps
-from tpukit.io.hub_data import local_data
+from tpukit.io.hub_data import is_hub_data, local_data
+from tpukit.io.mirror import local_copy
 from tpukit.io.progress import Progress
+from tpukit.io.remote import address_of
 from tpukit.tasks.llm.data.dataset import (
     IGNORED,
     SizedSamples,
@@ -157,9 +159,17 @@ class SummarizeTask(Task):
         found = load_tokenizer(name)
         return found.for_chat() if self.config.chat and isinstance(found, HubTokenizer) else found
 
+    @cached_property
+    def _named(self) -> str:
+        """The weights to start from: a directory, of an address its copy, or a name on the hub."""
+        named = self.config.init or self.config.model
+        if is_hub_data(named):
+            return named.removeprefix("hf://")
+        return str(local_copy(named)) if address_of(named) else named
+
     def _weights_folder(self) -> str | None:
         """Where the weights lie; those of a public model other than GPT-2 are downloaded."""
-        named = self.config.init or self.config.model
+        named = self._named
         if self.config.from_scratch or named in GPT2_SIZES:
             return self.config.init
         from tpukit.tasks.llm.model.load import download, is_on_hub
@@ -266,7 +276,7 @@ class SummarizeTask(Task):
             return None
         from tpukit.tasks.llm.model.load import read_pretrained, require_vocabulary
 
-        named = self.config.init or self.config.model
+        named = self._named
         given = None if self.config.init is None else self.config.model
         size = None if given == SummarizeConfig.model else given
         found = read_pretrained(named, self.config.block_size, size)

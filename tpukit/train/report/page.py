@@ -56,7 +56,7 @@ class RunReport:
 
 def report_test(run: TrainedRun, fields: Mapping[str, Any], log: Callable[[str], None]) -> None:
     """Keeps the JSON fields of a test in the run's folder and renews its page."""
-    folder = RunFolder(run.path)
+    folder = run.folder
     try:
         keep_test(folder, fields, run.checkpoint.state.step)
     except Exception as error:  # a read-only run, or values that JSON cannot hold
@@ -64,6 +64,7 @@ def report_test(run: TrainedRun, fields: Mapping[str, Any], log: Callable[[str],
         return
     if RunReport(folder, log).renew():
         log(f"Report: {folder.report}")
+    folder.store.publish_files()
 
 
 # -- tests.json ----------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ def _facts(folder: RunFolder, history: History, config: Mapping[str, Any]) -> di
         "model": history.about.get("Model"),
         "ran on": history.about.get("Running on"),
         **{name: text for name, text in history.about.items() if "Predicted" in name},
-        "run folder": folder.path,
+        "run folder": folder.shown,
         "began": f"{history.began:%Y-%m-%d %H:%M:%S}" if history.began else "",
     }
     return {name: value for name, value in facts.items() if value}

@@ -1,0 +1,251 @@
+"""A run folder in a bucket: what is there after faults, and what a run finds again."""
+
+import json
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+from fake_backend import FakeBackend
+from runs import TINY, tpukit
+from s3_server import BUCKET, SECRET, s3_server
+from tiny_task import Tiny
+
+from tpukit.commands.options.training import task_defaults
+from tpukit.errors import TpukitError, UsageError
+from tpukit.io import remote
+from tpukit.io.remote import Remote, RemoteError
+from tpukit.train import remote_run
+from tpukit.train.config import resolve
+from tpukit.train.plan import TrainingRequest
+from tpukit.train.run import train_run
+from tpukit.train.run_folder import RunFolder, open_run, run_folder
+
+TENSORS = ("model.safetensors", "ema.safetensors", "optimizer.safetensors")
+STEPS, ANEW = 6, "step-00000006"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with s3_server() as served:
+        yield served
+
+
+@pytest.fixture
+def s3(server, monkeypatch, tmp_path):
+    """The address of a run, and the faults of its server."""
+    variables, faults = server
+    for name, value in {**variables, "TPUKIT_CACHE_DIR": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    faults.arm()
+    yield f"s3://{BUCKET}/{tmp_path.name}/run", faults
+    faults.arm()
+
+
+def silent(message):
+    pass
+
+
+def request_of(place, **config):
+    settings = {"max_steps": STEPS, "global_batch_size": 16, "log_every": 2, "ckpt_every": 2,
+                "num_workers": 0, **config}  # fmt: skip
+    # As the command line has it.
+    return TrainingRequest(Tiny(), resolve(settings, task_defaults(Tiny())), run_folder(place))
+
+
+def elsewhere(monkeypatch, tmp_path, name):
+    """Another machine: nothing of the run is there."""
+    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path / name))
+    remote_run._STORES.clear()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The tensors of a run that nothing disturbed, in a folder."""
+    folder = RunFolder(tmp_path_factory.mktemp("whole") / "run")
+    train_run(replace(request_of("x"), folder=folder), FakeBackend(), silent)
+    return [(folder.checkpoints / ANEW / name).read_bytes() for name in TENSORS]
+
+
+def tensors_at(address):
+    there = Remote(address)
+    assert there.read("checkpoints/latest") == f"{ANEW}\n".encode()
+    return [there.read(f"checkpoints/{ANEW}/{name}") for name in TENSORS]
+
+
+def test_a_run_is_found_again_on_another_machine(s3, whole, monkeypatch, tmp_path):
+    address, _ = s3
+    result = train_run(request_of(address), FakeBackend(), silent)
+    assert result.run == address and tensors_at(address) == whole
+    names = {name.partition("/")[0] for name in Remote(address).find()}
+    assert names >= {"config.toml", "metrics.jsonl", "log.txt", "report.html", "logs"}
+    assert not any(name.startswith(".") for name in names)
+    elsewhere(monkeypatch, tmp_path, "other")
+    run = open_run(address, silent)
+    assert run.checkpoint.path.name == "step-00000006" and run.address == address
+    elsewhere(monkeypatch, tmp_path, "third")
+    again = train_run(request_of(address), FakeBackend(), silent)
+    assert again.finished and again.resumed_from == STEPS
+
+
+@pytest.mark.slow
+def test_only_the_last_and_the_best_checkpoint_stay(s3):
+    address, _ = s3
+    train_run(request_of(address, ckpt_every=1), FakeBackend(), silent)
+    names = {name.split("/")[1] for name in Remote(address).find("checkpoints")}
+    assert {n for n in names if n.startswith("step-")} == {"step-00000005", ANEW}
+
+
+def test_a_damaged_checkpoint_there_is_skipped(s3, whole, monkeypatch, tmp_path):
+    address, _ = s3
+    train_run(request_of(address), FakeBackend(), silent)
+    Remote(address).write(f"checkpoints/{ANEW}/model.safetensors", b"\0" * 100)
+    elsewhere(monkeypatch, tmp_path, "other")
+    lines = []
+    result = train_run(request_of(address), FakeBackend(), lines.append)
+    assert result.resumed_from == 4 and tensors_at(address) == whole
+    assert any("Skipping checkpoint step-00000006" in line for line in lines)
+
+
+@pytest.mark.parametrize("how", [pytest.param("fail", marks=pytest.mark.slow), "lost"])
+def test_requests_that_fail_change_nothing(s3, whole, how):
+    address, faults = s3
+    faults.arm(how, at=range(3, 200, 7))
+    train_run(request_of(address), FakeBackend(), silent)
+    assert faults.met > 5
+    faults.arm()
+    assert tensors_at(address) == whole
+
+
+def test_a_server_that_is_gone_ends_the_run_with_an_error(s3, whole, monkeypatch):
+    """In two lines; the same command goes on once it is there again."""
+    monkeypatch.setattr(remote, "DEADLINE_SECONDS", 1.0)
+    address, faults = s3
+    faults.arm("fail", at=range(30, 10_000))
+    with pytest.raises(RemoteError) as caught:
+        train_run(request_of(address), FakeBackend(), silent)
+    assert len(str(caught.value).splitlines()) == 2 and SECRET not in str(caught.value)
+    faults.arm()
+    result = train_run(request_of(address), FakeBackend(), silent)
+    assert result.resumed_from == 2 and tensors_at(address) == whole
+
+
+def test_a_second_run_in_the_same_place_is_refused(s3, monkeypatch, tmp_path):
+    """On another host, as long as the first one gives a sign; a run that ended is followed."""
+    monkeypatch.setattr(remote_run, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(remote_run, "BEAT_SECONDS", 0.2)
+    address, _ = s3
+    there = Remote(address)
+    with remote_run.Lease(there, silent):
+        elsewhere(monkeypatch, tmp_path, "other")
+        monkeypatch.setattr(remote_run.platform, "node", lambda: "elsewhere")
+        with pytest.raises(UsageError, match="Another run is writing to"):
+            train_run(request_of(address), FakeBackend(), silent)
+    there.write(remote_run.LEASE, json.dumps({"owner": "x", "host": "h", "process": 1}).encode())
+    assert train_run(request_of(address), FakeBackend(), silent).finished
+
+
+@pytest.mark.slow
+def test_an_old_run_is_set_aside(s3, whole):
+    address, _ = s3
+    train_run(request_of(address, max_steps=2), FakeBackend(), silent)
+    train_run(request_of(address, resume=False), FakeBackend(), silent)
+    assert tensors_at(address) == whole
+    assert open_run(f"{address}.old-1", silent).checkpoint.state.step == 2
+
+
+@pytest.mark.slow
+def test_weights_are_exported_to_an_address(s3):
+    address, _ = s3
+    train_run(request_of(address, max_steps=2), FakeBackend(), silent)
+    exported = tpukit("test", "--run", address, "--task", TINY, "--export", f"{address}-weights")
+    assert exported.returncode == 0, exported.stderr
+    assert Remote(f"{address}-weights").find()["model.safetensors"].size
+
+
+@pytest.mark.slow
+def test_weights_and_checkpoints_are_taken_from_an_address(s3, tmp_path):
+    address, _ = s3
+    train_run(request_of(address, max_steps=2), FakeBackend(), silent)
+    resumed = train_run(request_of(tmp_path / "a", resume_from=address), FakeBackend(), silent)
+    assert resumed.resumed_from == 2 and resumed.steps == STEPS
+    begun = train_run(request_of(tmp_path / "b", init_from=address), FakeBackend(), silent)
+    assert begun.resumed_from is None
+
+
+# -- command lines -------------------------------------------------------------------------------
+def arguments(address):
+    return ["train", "--task", TINY, "--hw", "cpu", "--max-steps", str(STEPS), "--ckpt-every", "2",
+            "--log-every", "2", "--num-workers", "0", "--results-dir", address]  # fmt: skip
+
+
+def test_the_commands_take_addresses(s3, whole, monkeypatch, tmp_path):
+    address, _ = s3
+    done = tpukit(*arguments(address), "--json")
+    assert json.loads(done.stdout)["run"] == address, done.stderr
+    assert tensors_at(address) == whole
+    elsewhere(monkeypatch, tmp_path, "other")
+    tested = tpukit("test", "--run", address, "--json")
+    assert json.loads(tested.stdout)["samples"] == 10, tested.stderr
+    assert b"worst" in Remote(address).read("tests.json")
+    assert tensors_at(address) == whole  # a test writes no checkpoint
+
+
+def test_a_run_that_is_killed_in_a_request_goes_on(s3, whole):
+    """While the state file of the second checkpoint is written."""
+    address, faults = s3
+    faults.arm("kill-within", at=[state_request(address, faults)])
+    assert tpukit(*arguments(address)).returncode == -signal.SIGKILL
+    assert faults.met == 1
+    faults.arm()
+    done = tpukit(*arguments(address), "--json")
+    assert json.loads(done.stdout)["resumed_from"] == 2, done.stderr
+    assert tensors_at(address) == whole
+
+
+def state_request(address, faults):
+    """The number of the request that writes the second checkpoint's state file."""
+    faults.arm()
+    train_run(request_of(f"{address}-counted"), FakeBackend(), silent)
+    wanted = "checkpoints/step-00000004/state.json"
+    return next(
+        number for number, request in enumerate(faults.requests, 1)
+        if request.startswith("PUT") and wanted in request
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill-before", "kill-within", "kill-after"])
+def test_kills_at_any_request(s3, whole, how, monkeypatch, tmp_path):
+    """Each session is killed at a later request, on another machine each second time."""
+    address, faults = s3
+    for number in range(1, 84, 3):
+        place = f"{address}-{number}"
+        faults.arm(how, at=[number])
+        code = tpukit(*arguments(place)).returncode
+        assert code == (-signal.SIGKILL if faults.met else 0)
+        faults.arm()
+        if number % 2:
+            elsewhere(monkeypatch, tmp_path, f"machine-{number}")
+        done = tpukit(*arguments(place))
+        assert done.returncode == 0, (number, done.stderr)
+        assert tensors_at(place) == whole, number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "step"), [("fail", 2), ("lost", 2), ("late", 4), ("hang", 8)])
+def test_faults_of_any_request(s3, whole, how, step):
+    """Two hundred in all; each run ends with all its checkpoints, or with an error in a minute."""
+    address, faults = s3
+    for number in range(1, 84, step):
+        place = f"{address}-{number}"
+        faults.arm(how, at=[number])
+        began = time.monotonic()
+        try:
+            train_run(request_of(place), FakeBackend(), silent)
+        except TpukitError as error:
+            assert time.monotonic() - began < 60 and SECRET not in str(error)
+            faults.arm()
+            train_run(request_of(place), FakeBackend(), silent)
+        faults.arm()
+        assert tensors_at(place) == whole, number
