@@ -12,6 +12,7 @@ SHARED_NAMES = {
     "open_tracing": "of torch_xla and of torch_tpu: `compiled_trial.TRACERS` chooses",
     "trace_step": "likewise",
     "predict": "the command, and the Python function that does the same",
+    "Target": "what is predicted (public), and the TPU that a search is for",
 }
 """Public class or function -> why several modules define it."""
 

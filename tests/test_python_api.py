@@ -32,7 +32,7 @@ from tpukit.train.config import TrainConfig
 PUBLIC = {
     "Datasets", "MicroBatch", "ParameterGroup", "Preset", "SampleKey", "ShuffledPlan", "Task",
     "TpukitError", "TrainingDefaults", "evaluate", "find_batch", "fit", "infer", "load", "named",
-    "predict", "read_table", "show", "stack_samples",
+    "predict", "read_table", "show", "stack_samples", "Predictions", "Target", "split_rows",
 }  # fmt: skip
 HEAVY = {"torch", "numpy", "IPython", "matplotlib", "safetensors"}
 SHORT = {"hw": "cpu", "max_steps": 6, "ckpt_every": 3, "log_every": 2}

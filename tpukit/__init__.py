@@ -3,7 +3,8 @@
 From Python: `fit`, `evaluate`, `predict`, `find_batch`, `load` and `show` do what the commands do,
 in this process; `Task`, `Datasets`, `TrainingDefaults`, `named` and `stack_samples` make a task of
 your own, `Preset` its presets, `ParameterGroup`, `ShuffledPlan`, `MicroBatch` and `SampleKey` its
-optimizer and its batches, `read_table` its rows, and `infer` a trained model's outputs.
+optimizer and its batches, `read_table` and `split_rows` its rows, `infer` a trained model's
+outputs, and `Target` and `Predictions` its submissions.
 In a notebook `%load_ext tpukit` gives `%tpukit train ...`.
 """
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from tpukit.errors import TpukitError
     from tpukit.io.tables import read_table
     from tpukit.train.evaluation import infer
+    from tpukit.train.labelled import split_rows
+    from tpukit.train.submission import Predictions
+    from tpukit.train.target import Target
     from tpukit.train.task import (
         Datasets,
         MicroBatch,
@@ -38,6 +42,9 @@ _MODULES = {
     "tpukit.io.tables": "read_table",
     "tpukit.magic": "load_ipython_extension",
     "tpukit.train.evaluation": "infer",
+    "tpukit.train.labelled": "split_rows",
+    "tpukit.train.submission": "Predictions",
+    "tpukit.train.target": "Target",
     "tpukit.train.task": "Datasets MicroBatch ParameterGroup Preset SampleKey ShuffledPlan Task"
     " TrainingDefaults named stack_samples",
 }
@@ -48,9 +55,11 @@ __all__ = [
     "Datasets",
     "MicroBatch",
     "ParameterGroup",
+    "Predictions",
     "Preset",
     "SampleKey",
     "ShuffledPlan",
+    "Target",
     "Task",
     "TpukitError",
     "TrainingDefaults",
@@ -63,6 +72,7 @@ __all__ = [
     "predict",
     "read_table",
     "show",
+    "split_rows",
     "stack_samples",
 ]
 

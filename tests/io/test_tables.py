@@ -17,11 +17,12 @@ from PIL import Image
 
 import tpukit
 from tpukit.errors import DataError
-from tpukit.io.sample_submission import match_sample
 from tpukit.io.tables import column_place, read_table, table_file, write_csv
-from tpukit.tasks.images.data.listing import image_table, labelled
+from tpukit.tasks.images.data.listing import labelled_images
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.tasks.llm.data.rows import Columns, read_rows
+from tpukit.train.labelled import labelled, table_with_rows
+from tpukit.train.submission import match_sample
 
 COLUMNS = Columns(prompt="text", completion="label")
 HEADER = ["id", "text", "label"]
@@ -149,9 +150,9 @@ def by_summarize(path, images):
 
 
 def by_images(path, images):
-    table = image_table(path)
-    config = ImagesConfig(data_path=str(path.parent / "none"), label_column="label")
-    found = labelled(table, config, images, None)
+    table = table_with_rows(path)
+    config = ImagesConfig(data_path=str(path.parent / "none"), columns="label")
+    found = labelled_images(labelled(table, config), images)
     names = [file.rpartition("/")[2][:-4] for file in found.files]
     return [(n, found.classes[k]) for n, k in zip(names, found.labels, strict=True)]
 

@@ -8,7 +8,8 @@ import pytest
 
 from tpukit.errors import DataError
 from tpukit.io.tables import Table, read_table
-from tpukit.train.target import columns_of_tests, learned_columns, sample_beside
+from tpukit.train.labelled import columns_of_tests, sample_beside
+from tpukit.train.target import Asked, learned_target
 
 ANIMALS = ["cat", "dog", "fox"]
 
@@ -40,35 +41,35 @@ ONE_EACH = {name: [int(r % 3 == k) for r in ROWS] for k, name in enumerate(ANIMA
         ({**BINARY, "Score": WHOLE}, {"sample": sample(id=["a"], Score=["4.5"])},
          ["Score"], "number", "named in sample_submission.csv"),
         ({**BINARY, "Score": WHOLE}, {"sample": sample(id=["a"], Score=["4"])},
-         ["Score"], "classes", "named in sample_submission.csv"),
+         ["Score"], "score", "named in sample_submission.csv"),
         ({**BINARY, "Score": WHOLE}, {"tests": ["id", "Subject Focus", "Eyes", "Face"]},
-         ["Score"], "classes", "the only one to predict"),
+         ["Score"], "score", "the only one to predict"),
         ({"Score": PARTS}, {}, ["Score"], "number", "the only one to predict"),
         ({"Score": [f"{r},5" for r in ROWS]}, {}, ["Score"], "number", "the only one to predict"),
         ({**KINDS, "label": PARTS}, {}, ["label"], "number", "its name"),
-        ({**KINDS, "Score": PARTS}, {"named": "Score"}, ["Score"], "number", "label_column"),
-        (KINDS, {"named": "colour"}, ["colour"], "classes", "label_column"),
-        (KINDS, {"sample": sample(id=["a"], c=[0], z=[0])}, ["colour"], "classes",
+        ({**KINDS, "Score": PARTS}, {"asked": Asked(["Score"])}, ["Score"], "number", "columns"),
+        (KINDS, {"asked": Asked(["colour"])}, ["colour"], "class", "columns"),
+        (KINDS, {"sample": sample(id=["a"], c=[0], z=[0])}, ["colour"], "class",
          "its values are columns of sample_submission.csv"),
-        (KINDS, {"classes": ["b", "z"]}, ["breed"], "classes",
+        (KINDS, {"classes": ["b", "z"]}, ["breed"], "class",
          "the only one whose values are classes"),
-        ({**KINDS, "target": PATIENT}, {}, ["target"], "classes", "its name"),
-        ({"fold": WHOLE, "breed": KINDS["breed"], "site": IDS}, {}, ["breed"], "classes",
+        ({**KINDS, "target": PATIENT}, {}, ["target"], "class", "its name"),
+        ({"fold": WHOLE, "breed": KINDS["breed"], "site": IDS}, {}, ["breed"], "class",
          "the only one whose values are classes"),
-        ({"part": WHOLE, "breed": KINDS["breed"]}, {"apart": ["part"]}, ["breed"], "classes",
-         "the only one to predict"),
+        ({"part": WHOLE, "breed": KINDS["breed"]}, {"asked": Asked(apart=["part"])}, ["breed"],
+         "class", "the only one to predict"),
         (BINARY, {}, ["Subject Focus", "Eyes", "Face"], "labels", "they hold 0 and 1 alone"),
         ({**BINARY, "PatientID": PATIENT}, {}, ["Subject Focus", "Eyes", "Face"], "labels",
          "they hold 0 and 1 alone"),
         ({"PatientID": PATIENT, **BINARY}, {"sample": sample(id=["a"], Eyes=[0], Face=[0])},
          ["Eyes", "Face"], "labels", "named in sample_submission.csv"),
-        ({**ONE_EACH, "PatientID": PATIENT}, {}, ANIMALS, "one-hot", "they hold 0 and 1 alone"),
+        ({**ONE_EACH, "PatientID": PATIENT}, {}, ANIMALS, "class", "they hold 0 and 1 alone"),
         ({"x": WHOLE, "y": PARTS}, {"sample": sample(id=["a"], x=[0], y=[0])}, ["x", "y"],
          "number", "named in sample_submission.csv"),
     ],
 )  # fmt: skip
 def test_what_decides(columns, given, expected, kind, why):
-    found = learned_columns(table(id=IDS, **columns), "id", **given)
+    found = learned_target(table(id=IDS, **columns), "id", **given)
     assert [*found.columns] == expected and (found.kind, found.why) == (kind, why)
 
 
@@ -83,9 +84,9 @@ def test_what_decides(columns, given, expected, kind, why):
 )  # fmt: skip
 def test_what_nothing_decides_is_an_error_with_the_columns(columns, given):
     with pytest.raises(DataError, match="which column is to be predicted is not clear") as caught:
-        learned_columns(table(id=IDS, **columns), "id", **given)
+        learned_target(table(id=IDS, **columns), "id", **given)
     assert all(name.replace("_", " ") in caught.value.message for name in columns)
-    assert "--set label_column=NAME" in caught.value.hint
+    assert "--set columns=NAME" in caught.value.hint
 
 
 def test_the_files_of_a_competition_are_found(tmp_path):

@@ -23,7 +23,8 @@ from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment
 from tpukit.io.mirror import send_output
 from tpukit.train.config import build
-from tpukit.train.requests import AveragedRun, PredictionOptions, PredictionRequest
+from tpukit.train.requests import PredictionOptions, PredictionRequest
+from tpukit.train.submission import Predictions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from tpukit.commands.running import Use
     from tpukit.hardware.backend import Backend
     from tpukit.registry.trained import TrainedTask
-    from tpukit.train.run_folder import TrainedRun
 
     Log = Callable[[str], None]
 
@@ -45,7 +45,7 @@ def predict(
         list[Path] | None,
         typer.Option(
             help="Run folder (default: the one run here), its own options in --help; several are"
-            " averaged (images)."
+            " averaged."
         ),
     ] = None,
     task: TaskOptions,
@@ -79,62 +79,87 @@ def prediction(
 
     own: options that the task declares. Raises what is known before a device is opened.
     """
-    from tpukit.io.sample_submission import match_sample
     from tpukit.io.tables import read_table
     from tpukit.train.checks import expect
+    from tpukit.train.submission import DEFAULT_OUT, match_sample, mean_of, write_submission
+    from tpukit.train.task import overrides
 
-    if trained.run is None:
-        raise ConfigError("Predictions need a run.", "Give the folder of one.")
-    averaged = [_averaged(trained, other) for other in others]
-    for run in (trained.run, *(other.run for other in averaged)) if averaged else ():
-        _require_finished(run)
+    runs = [trained, *others]
     here = with_files_here(options)
-    request = PredictionRequest(
-        trained.run, **vars(here), options=build_own(trained.task, "predict", own),
-        averaged=averaged,
-    )  # fmt: skip
+    requests = [_request(each, here, own) for each in runs]
+    weights = options.shares(len(runs))
+    if others:
+        _require_averaged(runs)
     sample = None if here.sample_submission is None else read_table(here.sample_submission)
-    trained.task.check_prediction(request)
-    method = trained.task.predict
+    for each, request in zip(runs, requests, strict=True):
+        each.task.check_prediction(request)
+
+    gives_rows = overrides(trained.task, "predict_rows")
 
     def predicted(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
-        if where := request.run.unfinished:
-            log(f"Warning: the run in {request.run.folder.shown} is not finished ({where}).")
-        found = method(model, backend, request, log)
-        fields: dict[str, Any] = plain(expect(found, dict, method, "a dict of JSON fields"))
-        if sample is not None and backend.is_main:
-            match_sample(_written(fields, request), sample, log)
+        if where := requests[0].run.unfinished:
+            log(f"Warning: the run in {requests[0].run.folder.shown} is not finished ({where}).")
+        fields = (averaged if gives_rows else written)(model, backend, log)
         if backend.is_main:
             send_output(options.out)
+        return fields
+
+    def averaged(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
+        parts = []
+        for each, request in zip(runs, requests, strict=True):
+            model = model if each is trained else each.model_on(backend)
+            method = each.task.predict_rows
+            rows = method(model, backend, request, log)
+            parts.append(expect(rows, Predictions, method, "Predictions(ids, values, target)"))
+        mean = mean_of(parts, weights)
+        if not backend.is_main:
+            return {}
+        if others:
+            log(f"The mean of {len(runs)} runs.")
+        fields = write_submission(mean, here.out or DEFAULT_OUT, sample, log)
+        return {"task": trained.task.name, **plain(fields)}
+
+    def written(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
+        method = trained.task.predict
+        found = method(model, backend, requests[0], log)
+        fields: dict[str, Any] = plain(expect(found, dict, method, "a dict of JSON fields"))
+        if sample is not None and backend.is_main:
+            match_sample(_written(fields, requests[0]), sample, log)
         return fields
 
     return predicted
 
 
-def _averaged(trained: TrainedTask, other: TrainedTask) -> AveragedRun:
-    """Another run, as one of the first's task. Raises ConfigError where that is not averaged."""
+def _request(trained: TrainedTask, options: PredictionOptions, own: Given) -> PredictionRequest:
+    if trained.run is None:
+        raise ConfigError("Predictions need a run.", "Give the folder of one.")
+    own = build_own(trained.task, "predict", own)
+    return PredictionRequest(trained.run, **vars(options), options=own)
 
-    task = trained.task
-    same = type(other.task) is type(task) or (
-        type(task).source is not None and type(other.task).source == type(task).source
-    )
-    if not task.averages_runs or other.run is None or not same:
-        raise ConfigError(
-            f"several --run: predictions of task {task.name!r} are not averaged"
-            + (f" with those of {other.task.name!r}." if task.averages_runs else "."),
-            "Give one run, or several of the task images.",
+
+def _require_averaged(runs: Sequence[TrainedTask]) -> None:
+    """Raises ConfigError for runs that are not of one task that gives rows, or were stopped: such a
+    run would count as much as the others."""
+    from tpukit.train.task import overrides
+
+    task = runs[0].task
+    for other in runs:
+        same = type(other.task) is type(task) or (
+            type(task).source is not None and type(other.task).source == type(task).source
         )
-    return AveragedRun(other.run, other.task, other.model_on)
-
-
-def _require_finished(run: TrainedRun) -> None:
-    """Raises ConfigError for a run that was stopped: it would count as much as the others."""
-    if run.unfinished:
-        raise ConfigError(
-            f"several --run: the run in {run.path} is not finished ({run.unfinished}).",
-            "Finish it with its training command, or name the checkpoint that is meant:"
-            f" --run {run.checkpoint.path}",
-        )
+        if not same or not overrides(task, "predict_rows"):
+            raise ConfigError(
+                f"several --run: predictions of task {task.name!r} are not averaged"
+                + (f" with those of {other.task.name!r}." if not same else "."),
+                "Give one run, or several of a task with `predict_rows`.",
+            )
+        if other.run is not None and other.run.unfinished:
+            raise ConfigError(
+                f"several --run: the run in {other.run.folder.shown} is not finished"
+                f" ({other.run.unfinished}).",
+                "Finish it with its training command, or name the checkpoint that is meant:"
+                f" --run {other.run.checkpoint.path}",
+            )
 
 
 def _written(fields: dict[str, Any], request: PredictionRequest) -> Path:

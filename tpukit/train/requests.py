@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tpukit.errors import ConfigError
 from tpukit.io.ranges import BATCH, COUNT, SEED, setting
 from tpukit.train.metric_names import MetricName, parse_metrics
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from tpukit.hardware.backend import Backend
     from tpukit.train.run_folder import TrainedRun
 
 Chosen = TypeVar("Chosen")
@@ -105,16 +103,6 @@ class EvaluationRequest(EvaluationOptions):
         return self.out or home / "-".join(parts)
 
 
-@dataclass(frozen=True)
-class AveragedRun:
-    """A further run, whose predictions are averaged with those of the first."""
-
-    run: TrainedRun
-    task: object
-    model_on: Callable[[Backend], nn.Module]
-    """The model with the run's weights, on a backend's device."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PredictionOptions:
     """The options of `tpukit predict`; None was not given."""
@@ -127,6 +115,22 @@ class PredictionOptions:
     """A file whose columns, ids and order the submission must have."""
     data_path: Path | None = None
     """Folder or file to predict (default: the run's)."""
+    weights: str | None = None
+    """Weights of several runs in their mean, separated by commas (default: equal)."""
+
+    def shares(self, runs: int) -> list[float] | None:
+        """`weights` as numbers. Raises ConfigError where they are not one for each run."""
+        if self.weights is None:
+            return None
+        try:
+            shares = [float(text) for text in str(self.weights).split(",")]
+        except ValueError:
+            shares = []
+        if len(shares) != runs or min(shares) < 0 or not sum(shares):
+            raise ConfigError(
+                f"--weights {self.weights}: expected {runs} numbers of 0 or more, one for each run."
+            )
+        return shares
 
 
 @dataclass(frozen=True)
@@ -136,5 +140,3 @@ class PredictionRequest(PredictionOptions):
     run: TrainedRun
     options: Any = None
     """What the task declares as `predict_options`, with the values that were given."""
-    averaged: Sequence[AveragedRun] = ()
-    """Runs beside `run`, for tasks that average over several (`Task.averages_runs`)."""

@@ -54,6 +54,7 @@ from tpukit.train.module_state import load_weights
 if TYPE_CHECKING:
     from tpukit.train.config import TrainConfig
     from tpukit.train.requests import EvaluationRequest, PredictionRequest
+    from tpukit.train.submission import Predictions
 
 __all__ = [
     "VALIDATION_EPOCH",
@@ -201,8 +202,6 @@ class Task(ABC):
     """Settings of earlier versions, and what there is instead; older runs record them."""
     cpu_preset: ClassVar[str | None] = None
     """Preset of a run on a CPU for which neither a preset nor a setting that it sets is given."""
-    averages_runs: ClassVar[bool] = False
-    """Whether `predict` averages over `request.averaged` (`--run` given several times)."""
     given_settings: Mapping[str, Any] = MappingProxyType({})
     """The constructor's arguments; kept where it is called."""
     known_samples: int | None = None
@@ -417,6 +416,17 @@ class Task(ABC):
 
     def check_prediction(self, request: PredictionRequest) -> None:
         """Raises the errors of `predict` that can be found before a device is opened."""
+
+    def predict_rows(
+        self,
+        model: nn.Module,
+        backend: Backend,
+        request: PredictionRequest,
+        log: Callable[[str], None],
+    ) -> Predictions:
+        """Raw predictions of the rows of a test file, called as `evaluate` is: several runs are
+        averaged, decided and written as the sample submission asks. In place of `predict`."""
+        raise NotImplementedError("Task.predict_rows: `super()` has none; leave the method out")
 
     def predict(
         self,

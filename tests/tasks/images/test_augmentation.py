@@ -10,6 +10,7 @@ from PIL import Image
 from tpukit.errors import ConfigError
 from tpukit.tasks.images.data.augmentation import mix, partners
 from tpukit.tasks.images.task import ImagesTask
+from tpukit.train.target import Target
 from tpukit.train.task import MicroBatch, SampleKey, sample_rng
 
 SIDE = 32
@@ -97,7 +98,7 @@ def test_the_loss_of_mixed_rows_is_that_of_soft_targets():
     from timm.loss import SoftTargetCrossEntropy
 
     task = make_task(mixup=1.0, smoothing=0.1)
-    task.class_names = ("a", "b", "c", "d")
+    task.predicts = Target("class", ("label",), tuple("abcd"))
     torch.manual_seed(0)
     model = task.build_model(None).train()
     labels, share = torch.tensor([0, 3]), torch.tensor([0.25, 0.25])
@@ -118,7 +119,7 @@ def test_balanced_weights_are_those_of_cross_entropy(mixup):
     """Over micro-batches, as `CrossEntropyLoss(weight)` of the whole batch; mixed targets too."""
     counts = (20, 5, 10, 5)
     task = make_task(class_weights="balanced", mixup=mixup, smoothing=0.0)
-    task.class_names, task.class_counts = tuple("abcd"), counts
+    task.predicts = Target("class", ("label",), tuple("abcd"), counts=counts)
     torch.manual_seed(0)
     model = task.build_model(None).train()
     samples = [

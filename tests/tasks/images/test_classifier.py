@@ -11,9 +11,9 @@ from timm.data import create_transform, resolve_data_config
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.images.evaluate import accuracies
 from tpukit.tasks.images.model.classifier import input_format, layer_groups, load_pretrained
-from tpukit.tasks.images.predict import neutral_row
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.tasks.images.task import ImagesTask
+from tpukit.train.submission import neutral_row
 from tpukit.train.task import sample_rng
 
 
@@ -127,7 +127,7 @@ def test_groups_are_timms():
 def test_an_older_run_goes_on_without_what_was_added_since():
     """It recorded neither counts of its classes nor the newer settings."""
     older = make_task().restore({"classes.json": b'["a", "b"]'})
-    assert neutral_row(older)[0].tolist() == [0.5, 0.5]
+    assert neutral_row(older.predicts, "frequencies").tolist() == [0.5, 0.5]
     assert not {"fold", "group_column", "class_weights"} & older.identity().keys()
     assert make_task(fold=2, class_weights="balanced").identity().items() >= {
         ("fold", "2"), ("class_weights", "balanced"),

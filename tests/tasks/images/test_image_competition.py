@@ -4,18 +4,17 @@ import csv
 import json
 import shutil
 from collections import Counter
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from competitions import image_competition
+from competitions import SHARES, image_competition
 from PIL import Image
 from runs import TINY, failure, result, tpukit
 
 from tpukit import api
 from tpukit.errors import ConfigError
-from tpukit.tasks.images.predict import check_images, neutral_row
-from tpukit.tasks.images.task import ImagesTask
-from tpukit.train.requests import AveragedRun, PredictionRequest
+from tpukit.train.submission import Predictions, mean_of, neutral_row
+from tpukit.train.target import Target
 
 SIZES = ["--set", "model=test_convnext", "--set", "image_size=32", "--hw", "cpu"]
 
@@ -104,14 +103,13 @@ def test_a_damaged_test_image_gets_the_training_classes_frequencies(competition,
 
 
 def test_the_row_of_a_damaged_image_is_chosen(competition, trained, tmp_path):
-    counts = {"class_names": ("a", "b", "c"), "class_counts": (1, 6, 3)}
+    target = Target("class", ("label",), ("a", "b", "c"), counts=(1, 6, 3))
     for wanted, row in {
         "frequencies": [0.1, 0.6, 0.3],
         "uniform": [1 / 3] * 3,
         "c": [0, 0, 1],
     }.items():
-        neutral, best = neutral_row(ImagesTask(damaged_row=wanted, **counts))
-        assert neutral.tolist() == pytest.approx(row) and best == (2 if wanted == "c" else 1)
+        assert neutral_row(target, wanted).tolist() == pytest.approx(row)
     damaged = competition.damaged[2]
     labels = tmp_path / "labels.csv"
     labels.write_text("".join(f"{name},x\n" for name in ("image_id", *competition.answers)))
@@ -145,7 +143,9 @@ def test_damaged_files_are_left_out_of_a_test(competition, trained, tmp_path):
     for row in csv.DictReader((tmp_path / "predictions.csv").open()):
         before = by_name[row["file"].rpartition("/")[2][:-4]]
         assert row["predicted"] == before["predicted"]
-        assert float(row["probability"]) == pytest.approx(float(before["probability"]), abs=1e-5)
+        for name in SHARES:
+            both = [float(found[f"predicted_{name}"]) for found in (row, before)]
+            assert both[0] == pytest.approx(both[1], abs=1e-5)
 
 
 def test_the_validation_is_that_of_a_test_without_the_damaged_files(competition, trained, tmp_path):
@@ -168,7 +168,7 @@ def test_the_predictions_of_several_runs_are_averaged(competition, trained, tmp_
     sample = ("--sample-submission", competition.sample)
     alone = [predict(run, tmp_path / "out.csv", *sample)[0] for run in (trained, other)]
     both, fields, told = predict(trained, tmp_path / "both.csv", "--run", other, *sample)
-    assert fields["damaged"] == [competition.damaged[2]] and "the mean of 2 runs" in told
+    assert fields["damaged"] == [competition.damaged[2]] and "The mean of 2 runs" in told
     assert alone[0] != alone[1]
     for name, row in both.items():
         if name not in fields["damaged"]:
@@ -183,11 +183,10 @@ def test_the_predictions_of_several_runs_are_averaged(competition, trained, tmp_
 
 
 def test_only_runs_of_the_same_classes_are_averaged(competition, trained, tmp_path):
-    task = ImagesTask(class_names=("cat", "dog"), data_path=str(competition.folder))
-    other = AveragedRun(SimpleNamespace(path="b"), ImagesTask(class_names=("cat", "fox")), None)
-    request = PredictionRequest(SimpleNamespace(path="a"), averaged=[other])
-    with pytest.raises(ConfigError, match=r"b has other classes than a .'fox' instead of 'dog'"):
-        check_images(task, request)
+    parts = [Predictions(["a"], np.ones((1, 2)), Target("class", ("label",), names))
+             for names in (("cat", "dog"), ("cat", "fox"))]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"one predicts 'fox' instead of 'dog'"):
+        mean_of(parts)
     run = tmp_path / "run"
     result(tpukit("train", "--task", TINY, "--hw", "cpu", "--max-steps", "1", "--results-dir", run,
                   "--json"))  # fmt: skip
@@ -198,12 +197,7 @@ def test_only_runs_of_the_same_classes_are_averaged(competition, trained, tmp_pa
 @pytest.mark.parametrize(
     ("columns", "sample", "said", "hint"),
     [
-        ("Id,Eyes,Face,Score", "Id,Score\nt,41.5\n",
-         "12 values of Score (1, 2, 3, ...; named in sample_submission.csv) for 24 images are "
-         "numbers, no classes", "To predict a number, write a task of your own"),
-        ("Id,Eyes,Face,Score", None, "not clear: Eyes, Face, Score", "--set label_column=NAME"),
-        ("Id,Eyes,Face,PatientID", "Id,Eyes,Face\nt,0,0\n",
-         "row 1 (line 2): 0 of the columns Eyes, Face, ... are 1", "label_column=NAME"),
+        ("Id,Eyes,Face,Score", None, "not clear: Eyes, Face, Score", "--set columns=NAME"),
     ],
 )  # fmt: skip
 def test_what_is_no_class_is_refused_before_training(tmp_path, columns, sample, said, hint):
@@ -221,8 +215,8 @@ def test_what_is_no_class_is_refused_before_training(tmp_path, columns, sample, 
 
 def test_a_sample_of_another_column_than_was_learned_is_refused(competition, trained, tmp_path):
     kept = trained / "checkpoints/step-00000008"
-    columns = json.loads((kept / "table_columns.json").read_text())
-    assert columns == {"learned": ["label"], "others": ["image_id", "fold", "patient"]}
+    kept = json.loads((kept / "target.json").read_text())
+    assert (kept["columns"], kept["others"]) == (["label"], ["image_id", "fold", "patient"])
     sample = tmp_path / "sample.csv"
     sample.write_text(f"image_id,patient\n{next(iter(competition.answers))},0.5\n")
     told = failure(tpukit("predict", "--run", trained, "--hw", "cpu", "--sample-submission",

@@ -5,8 +5,9 @@ import pytest
 from PIL import Image
 
 from tpukit.errors import DataError
-from tpukit.tasks.images.data.files import NO_IMAGE, ImageFiles, check_headers, decode
+from tpukit.tasks.images.data.files import ImageFiles, check_headers, decode
 from tpukit.tasks.images.data.listing import LabelledImages
+from tpukit.train.target import Target
 
 RAMP = np.arange(256, dtype=np.uint8).reshape(16, 16)
 
@@ -70,12 +71,12 @@ def test_damaged_files_may_be_skipped(tmp_path):
     Image.new("RGB", (4, 4), (9, 9, 9)).save(tmp_path / "1.png")
     (tmp_path / "0.png").write_bytes(b"x")
     files = tuple(str(tmp_path / f"{i}.png") for i in range(2))
-    images = LabelledImages(files, (0, 1), ("a", "b"))
+    images = LabelledImages(files, (0, 1), Target("class", ("label",), ("a", "b")))
     skipping = ImageFiles(images, 4, augment=True, skip_damaged=True)
     assert [skipping[i]["label"] for i in range(2)] == [1, 1]
     # Not while testing: another image's prediction would stand in the damaged one's row.
     evaluated = ImageFiles(images, 4, augment=False, skip_damaged=True)
-    assert [evaluated[i]["label"] for i in range(2)] == [NO_IMAGE, 1]
+    assert [evaluated[i]["readable"] for i in range(2)] == [0, 1]
     with pytest.raises(DataError):
         ImageFiles(images, 4, augment=False)[0]
     (tmp_path / "1.png").write_bytes(b"x")

@@ -22,9 +22,9 @@ from runs import (
 
 import tpukit as tpukit_api
 from tpukit.errors import DataError
-from tpukit.tasks.images.predict import find_images, what_is_written, write_submission
-from tpukit.tasks.images.task import ImagesTask
-from tpukit.train.requests import PredictionRequest
+from tpukit.io.tables import read_table
+from tpukit.train.submission import Predictions, write_submission
+from tpukit.train.target import Target
 
 SIZES = ["--set", "model=test_convnext", "--set", "image_size=32", "--set", "mixup=0.8",
          "--set", "cutmix=1.0", "--set", "layer_decay=0.9",
@@ -175,18 +175,18 @@ def test_a_sample_with_a_column_for_each_class_gets_probabilities(shapes, traine
      ("label", ("0", "0"), {}, ["b", "a"], "the class (a, b, ...); the sample has '0', no class")],
 )  # fmt: skip
 def test_a_sample_of_one_column_has_what_its_values_are(
-    shapes, tmp_path, column, values, settings, written, said
+    tmp_path, column, values, settings, written, said
 ):
-    task = ImagesTask(class_names=["a", "b"], data_path=str(shapes), **settings)
+    target = Target("class", ("label",), ("a", "b"))
     sample, out = tmp_path / "sample_submission.csv", tmp_path / "submission.csv"
     lines = [f"{i:06},{value}\n" for i, value in enumerate(values)]
     sample.write_text(f"id,{column}\n" + "".join(lines))
-    found = find_images(task, PredictionRequest(sample_submission=sample, run=None))
     probabilities = np.array([[0.25, 0.75], [0.875, 0.125]], np.float32)
-    write_submission(out, found, task, probabilities, probabilities.argmax(1))
+    found, told = Predictions(["000000", "000001"], probabilities, target, **settings), []
+    write_submission(found, out, read_table(sample), told.append)
     header, *rows = csv.reader(out.open())
     assert header == ["id", column] and [row[1] for row in rows] == written
-    assert said in what_is_written(found, task)
+    assert said in told[0]
 
 
 def test_flipped_images_are_averaged(shapes, trained, tmp_path):

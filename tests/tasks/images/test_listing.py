@@ -8,10 +8,11 @@ from tpukit.tasks.images.data.listing import (
     find_training_images,
     ids_of,
     image_files,
-    image_table,
     remarks,
 )
 from tpukit.tasks.images.settings import ImagesConfig
+from tpukit.train.labelled import table_with_rows
+from tpukit.train.target import Target
 
 
 def put(path, colour=0):
@@ -20,7 +21,8 @@ def put(path, colour=0):
 
 
 def find(root, classes=None, **settings):
-    return find_training_images(ImagesConfig(data_path=str(root), **settings), classes)
+    known = classes and Target("class", (), tuple(classes))
+    return find_training_images(ImagesConfig(data_path=str(root), **settings), known)
 
 
 def test_folders_of_classes_with_a_validation_part(tmp_path):
@@ -58,7 +60,7 @@ def test_a_table_of_ids_and_labels(tmp_path):
     assert [file.rpartition("/")[2] for file in train.files] == ["a.jpg", "b.png", "c.jpeg"]
     assert train.labels == (1, 0, 1)
     (tmp_path / "other.csv").write_text("label,extra,path\nx,1,a\ny,2,b\n")
-    named = find(tmp_path, table="other.csv", id_column="path", label_column="label",
+    named = find(tmp_path, table="other.csv", id_column="path", columns="label",
                  valid_fraction=0.0)[0]  # fmt: skip
     assert named.classes == ("x", "y")
 
@@ -77,7 +79,7 @@ def test_an_id_that_two_images_have_is_refused(tmp_path):
     for place in ("test/1.jpg", "train/1.jpg", "train/2.jpg", "train/2.png", "1.png"):
         put(tmp_path / "images" / place)
     for ids, said in ((["train/1", "1.jpg"], r"line 3\): '1\.jpg' is .*st/1\.jpg or .*in/1\.jpg"),
-                      (["train/2"], r"line 2\): 'train/2' is .*2\.jpg or .*2\.png")):  # fmt: skip
+                      (["train/2", "1"], r"line 2\): 'train/2' is .*\.jpg or .*png")):  # fmt: skip
         rows = "".join(f"{name},{n}\n" for n, name in enumerate(ids))
         (tmp_path / "train.csv").write_text(f"id,label\n{rows}")
         with pytest.raises(DataError, match=said) as caught:
@@ -169,7 +171,7 @@ def test_what_spreadsheets_and_pandas_add_to_a_table(tmp_path):
     [
         ("file,patient,target", {}),
         ("file,target,patient", {}),
-        ("file,patient,kind", {"label_column": "kind"}),
+        ("file,patient,kind", {"columns": "kind"}),
         ("kind,file,patient", {"id_column": "file"}),
         ("file,kind,patient", {}),
         ("file,diagnosis,target", {}),
@@ -190,7 +192,7 @@ def test_the_classes_are_in_the_column_that_looks_like_them_or_the_first_beside_
     train = find(tmp_path, valid_fraction=0.0, **settings)[0]
     assert train.classes == ("x", "y")
     found = [*remarks(ImagesConfig(data_path=str(tmp_path), **settings), train)]
-    assert ("label_column" not in settings) == any("2 classes by the column" in s for s in found)
+    assert any("2 classes by the column" in s for s in found)
 
 
 def test_a_class_keeps_images_to_learn_from(tmp_path):
@@ -244,8 +246,8 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(DataError, match="class 'dog' is not one of the model's 1"):
         find(tmp_path, classes=("cat",))
     (tmp_path / "train.csv").write_text("id,label\n1,a\n")
-    with pytest.raises(DataError, match="label_column breed: there is no such column") as caught:
-        find(tmp_path, table="train.csv", label_column="breed")
+    with pytest.raises(DataError, match="columns breed: there is no such column") as caught:
+        find(tmp_path, table="train.csv", columns="breed")
     assert "id, label" in caught.value.hint
     (tmp_path / "train.csv").write_text("id,label\n1,a\n2,b,c\n")
     with pytest.raises(DataError, match=r"train.csv, row 2 \(line 3\) has 3 fields, the header 2"):
@@ -263,7 +265,7 @@ def test_the_digest_sees_other_labels(tmp_path):
 
 def test_a_table_that_is_not_there_is_said_to_be_missing(tmp_path):
     with pytest.raises(DataError, match=r"Cannot read .*nowhere\.csv: No such file"):
-        image_table(tmp_path / "nowhere.csv")
+        table_with_rows(tmp_path / "nowhere.csv")
 
 
 @pytest.fixture
@@ -333,25 +335,30 @@ def test_columns_of_0_and_1_are_classes(tmp_path):
     assert {*zip(numbers(valid), valid.labels, strict=True)} <= {(i, i % 2) for i in range(6)}
     told = [*remarks(ImagesConfig(data_path=str(tmp_path)), train)]
     assert told[0].startswith("No training image is of class scab")
-    assert told[1].startswith("3 classes by the columns rust, scab, none")
-    assert find(tmp_path, label_column="rust")[0].classes == ("0.0", "1.0")
+    assert told[1].startswith("Learning 3 classes by the columns rust, scab, none")
+    assert find(tmp_path, columns="rust")[0].classes == ("0.0", "1.0")
     for rust, count in (("1", 2), ("0", 0)):
-        (tmp_path / "train.csv").write_text(f"id,rust,scab\n0,1,0\n1,{rust},{rust}\n")
+        rows = f"0,1,0\n1,{rust},{rust}\n2,0,1\n"
+        (tmp_path / "train.csv").write_text(f"id,rust,scab\n{rows}")
+        # Several labels by themselves.
+        assert find(tmp_path)[0].target.kind == "labels"
         with pytest.raises(DataError, match=rf"line 3\): {count} of the columns rust, scab"):
-            find(tmp_path)
+            find(tmp_path, target="class", columns="rust,scab")
 
 
 def test_numbers_to_predict_are_no_classes(tmp_path):
     for i in range(24):
         put(tmp_path / "train" / f"{i}.png")
-    for values, refused in ((10, False), (13, True)):
+    for values, number in ((10, None), (13, ("number", 0))):
         rows = "".join(f"{i},{i % values}.5\n" for i in range(24))
         (tmp_path / "train.csv").write_text(f"id,score\n{rows}")
-        if refused:
-            with pytest.raises(DataError, match=r"13 values of score .* are numbers"):
-                find(tmp_path)
-        else:
-            assert len(find(tmp_path)[0].classes) == 10
+        found = find(tmp_path)[0]
+        assert (found.target.kind, len(found.classes)) == (
+            ("number", 0) if number else ("class", 10)
+        )
+        if number:
+            with pytest.raises(DataError, match=r"13 values of score for 24 rows are no classes"):
+                find(tmp_path, target="class")
 
 
 def test_a_table_for_validation(tmp_path):

@@ -11,11 +11,11 @@ from runs import environment, failure, result, tpukit
 
 from tpukit import cli
 from tpukit.errors import ConfigError, DataError, UsageError
-from tpukit.io.sample_submission import require_match
 from tpukit.io.tables import read_table
 from tpukit.tasks.llm.data.rows import read_rows
 from tpukit.tasks.llm.generation.decoding import Decoding
 from tpukit.tasks.llm.predict import _open_journal, require_writable
+from tpukit.train.submission import require_match
 
 SMALL = ["--model", "1x1x16", "--tokenizer", "train", "--set", "vocabulary_size=300",
          "--block-size", "256", "--hw", "cpu", "--global-batch-size", "2", "--max-steps", "1",

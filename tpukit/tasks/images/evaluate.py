@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -22,10 +21,13 @@ from tpukit.tasks.images.data.listing import LabelledImages
 from tpukit.tasks.images.pictures import draw_confusion, draw_mistakes
 from tpukit.tasks.images.training import ImageTraining
 from tpukit.train.evaluation import infer
+from tpukit.train.labelled import labelled
 from tpukit.train.loader import LoaderSettings
 from tpukit.train.metric_names import MetricName, parse_metrics
 from tpukit.train.metrics import named_metrics
 from tpukit.train.requests import EvaluationRequest
+from tpukit.train.submission import scored_rows
+from tpukit.train.target import DEFAULT_METRICS
 
 Log = Callable[[str], None]
 Probabilities = NDArray[np.float32]
@@ -44,7 +46,8 @@ def evaluate_classes(
     images = images.part(request.chosen(range(len(images))))
     if task.config.damaged == "stop":
         check_headers(images.files, values=task.values)
-    probabilities, readable = class_probabilities(task, model, backend, images, request.batch_size)
+    predicted = predictions_of(task, model, backend, images, request.batch_size)
+    readable = np.isfinite(predicted).all(1)
     if not backend.is_main:
         return {}
     damaged = images.part(np.flatnonzero(~readable)).files
@@ -58,40 +61,35 @@ def evaluate_classes(
     out = request.folder(data)
     with writing_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-        fields = _report(
-            task, images, probabilities[readable], request.metrics(), out, request.named(data), log
-        )
+        asked, named = request.metrics(), request.named(data)
+        fields = _report(task, images, predicted[readable], asked, out, named, log)
     return {**fields, "damaged": [*damaged]}
 
 
-def class_probabilities(
-    task: ImageTraining,
-    model: nn.Module,
-    backend: Backend,
-    images: LabelledImages,
+def predictions_of(
+    task: ImageTraining, model: nn.Module, backend: Backend, images: LabelledImages,
     batch_size: int | None = None,
-) -> tuple[Probabilities, NDArray[np.bool_]]:
-    """(images, classes), and (images,) which of them could be read.
+) -> NDArray[np.float32]:  # fmt: skip
+    """(images, predicted); NaN where an image cannot be read.
 
     The ranks and their DataLoader workers share the work.
     """
 
     def forward(batch: Batch) -> Tensor:
-        probabilities = backend.call(model, task.probabilities, batch)
-        return torch.cat([probabilities, batch["mask"][:, None]], 1)
+        found: Tensor = backend.call(model, task.predictions, batch)
+        return found
 
     rows = (batch_size or ROWS_PER_DEVICE * backend.devices) // backend.devices or 1
     loading = LoaderSettings(loader_workers(backend), 0, WorkerInit())
-    found = infer(task, task.samples(images), forward, backend, rows, loading)
-    return found[:, :-1], found[:, -1] > 0
+    return infer(task, task.samples(images), forward, backend, rows, loading)
 
 
 def _test_images(task: ImageTraining, request: EvaluationRequest, log: Log) -> LabelledImages:
     """The run's validation images, or a folder or table with labels."""
     home = str(request.data_path or task.config.data_path)
-    config, classes = replace(task.config, data_path=home), task.class_names
+    config, known = replace(task.config, data_path=home), task.predicts
     if request.data in (None, "valid"):
-        train, valid = listing.find_training_images(config, classes)
+        train, valid = listing.find_training_images(config, known)
         if not len(valid):
             raise DataError("the data has no validation images.", "Name others: --data FOLDER")
         learned = request.run.checkpoint.state.identity.get("data") if request.run else None
@@ -100,14 +98,14 @@ def _test_images(task: ImageTraining, request: EvaluationRequest, log: Log) -> L
                 " it may have learned some of those that it is tested on.")  # fmt: skip
         return valid
     if request.data == "train":
-        return listing.find_training_images(config, classes)[0]
+        return listing.find_training_images(config, known)[0]
     for path in (Path(request.data or ""), Path(config.data_path) / (request.data or "")):
         if path.is_dir():
-            return listing.read_class_folders(path, classes)
+            return listing.read_class_folders(path, known)
         if path.is_file():
             # Of any part: an id that two of them have is an error.
             folder = listing.named_folder(config) or Path(config.data_path)
-            return listing.labelled(read_table(path), config, folder, classes)
+            return listing.labelled_images(labelled(read_table(path), config, known), folder)
     raise DataError(
         f"--data {request.data}: there is no such folder or table.",
         "Give valid, train, a folder of class folders, or a CSV of ids and labels.",
@@ -135,22 +133,42 @@ def proportion_interval(share: float, count: int) -> list[float]:
 
 
 def _report(
-    task: ImageTraining,
-    images: LabelledImages,
-    probabilities: Probabilities,
-    asked: Sequence[MetricName],
-    out: Path,
-    data: str,
-    log: Log,
-) -> dict[str, Any]:
-    labels = np.array(images.labels, dtype=np.int64)
+    task: ImageTraining, images: LabelledImages, predicted: NDArray[np.float32],
+    asked: Sequence[MetricName], out: Path, data: str, log: Log,
+) -> dict[str, Any]:  # fmt: skip
+    """Writes predictions and, of classes, pictures; the JSON fields."""
+    target, values, path = images.target, images.values, out / "predictions.csv"
+    write_csv(path, scored_rows(target, _ids(images), values, predicted, {"file": images.files}))
+    fields: dict[str, Any] = {"task": task.name, "data": data, "samples": len(images)}
+    if target.kind == "class":
+        fields |= _report_classes(task, images, predicted, asked, out, log)
+    else:
+        names = list(dict.fromkeys([*parse_metrics(DEFAULT_METRICS[target.kind]), *asked]))
+        rows = {"target": values, "prediction": predicted.reshape(values.shape)}
+        found = named_metrics(names, rows)
+        metrics = {name: value for name, value in found.items() if np.isfinite(value)}
+        text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        log(f"{len(images)} images, {target}: {text}")
+        fields |= {"metrics": metrics, "intervals": {}, "pictures": []}
+    log(f"Predictions: {path}" + "".join(f", {p}" for p in fields["pictures"]))
+    return {**fields, "predictions": str(path)}
+
+
+def _ids(images: LabelledImages) -> Sequence[str]:
+    return images.ids or [Path(file).name for file in images.files]
+
+
+def _report_classes(
+    task: ImageTraining, images: LabelledImages, probabilities: Probabilities,
+    asked: Sequence[MetricName], out: Path, log: Log,
+) -> dict[str, Any]:  # fmt: skip
+    labels = images.values
     predicted = probabilities.argmax(1)
     metrics = accuracies(probabilities, labels)
     chosen = named_metrics(asked, {"target": labels, "prediction": probabilities})
     metrics |= {name: value for name, value in chosen.items() if np.isfinite(value)}
     counted = [name for name in ("accuracy", "top5_accuracy") if name in metrics]
     intervals = {name: proportion_interval(metrics[name], len(labels)) for name in counted}
-    _write_predictions(out / "predictions.csv", images, probabilities)
     confusion, mistakes = out / "confusion.png", out / "mistakes.png"
     classes = len(images.classes)
     # (classes, classes): images of a row's class that were given a column's.
@@ -166,16 +184,8 @@ def _report(
         + f", mean over classes {metrics['balanced_accuracy']:.1%}"
         + "".join(f", {name} {value:.4g}" for name, value in chosen.items())
     )
-    log(f"Pictures: {confusion}, {mistakes}; predictions: {out / 'predictions.csv'}")
-    return {
-        "task": task.name,
-        "data": data,
-        "samples": len(images),
-        "metrics": metrics,
-        "intervals": intervals,
-        "predictions": str(out / "predictions.csv"),
-        "pictures": [str(confusion), str(mistakes)],
-    }
+    pictures = [str(confusion), str(mistakes)]
+    return {"metrics": metrics, "intervals": intervals, "pictures": pictures}
 
 
 def worst_mistakes(probabilities: Probabilities, labels: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -184,11 +194,3 @@ def worst_mistakes(probabilities: Probabilities, labels: NDArray[np.int64]) -> N
     wrong = np.flatnonzero(predicted != labels)
     certainty = probabilities[wrong, predicted[wrong]]
     return wrong[np.argsort(-certainty, kind="stable")]
-
-
-def _write_predictions(path: Path, images: LabelledImages, probabilities: Probabilities) -> None:
-    rows: list[tuple[object, ...]] = [("file", "label", "predicted", "probability")]
-    for file, label, row in zip(images.files, images.labels, probabilities, strict=True):
-        best = int(row.argmax())
-        rows.append((file, images.classes[label], images.classes[best], f"{row[best]:.6g}"))
-    write_csv(path, rows)

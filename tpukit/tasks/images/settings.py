@@ -6,6 +6,8 @@ from typing import Literal, get_args, get_origin, get_type_hints
 from tpukit.errors import ConfigError
 from tpukit.io.ranges import Range, range_problems, setting
 from tpukit.tasks.images.data.depth import ValueRange
+from tpukit.train.labelled import TableSettings
+from tpukit.train.target_loss import LossName
 
 SHARE = Range(0, 1, whole=False)
 RATE = Range(0, 0.999, whole=False)
@@ -13,31 +15,11 @@ ALPHA = Range(0, 10, whole=False)
 
 
 @dataclass(frozen=True)
-class ImagesConfig:
-    """The task's settings (`--set NAME=VALUE`)."""
+class ImagesConfig(TableSettings):
+    """The task's settings (`--set NAME=VALUE`); see `listing.py` for the layouts of the data."""
 
-    data_path: str = "./data"
-    """Folder of the images; see `listing.py` for the layouts."""
-    table: str | None = None
-    """CSV of ids and labels, in the data path (default: train.csv, where there is one)."""
     folder: str | None = None
     """Folder of the table's images, in the data path (default: train_images, images or train)."""
-    id_column: str | None = None
-    """Column of the image's name or path (default: the first)."""
-    label_column: str | None = None
-    """Column of the class (default: the sample submission's, what test.csv lacks, label or the
-    like, else the only one whose values repeat)."""
-    sample_submission: str | None = None
-    """Sample submission in the data path, whose columns are learned (default:
-    sample_submission.csv, where there is one)."""
-    valid_fraction: float = setting(0.1, Range(0, 0.9, whole=False))
-    """Part of each class that is validated on, where the data has no validation part."""
-    fold: str | None = None
-    """Validate on the table's rows with this value in `fold_column`, instead of a fraction."""
-    fold_column: str | None = None
-    """Column of the table that numbers its folds (default: fold)."""
-    group_column: str | None = None
-    """Column of the table whose equal values (a patient, a video) stay in one part."""
     model: str = "convnext_tiny"
     """Any timm model."""
     pretrained: str = "none"
@@ -62,11 +44,14 @@ class ImagesConfig:
     """Alpha of mixup (Zhang et al., 2018); 0 is off."""
     cutmix: float = setting(0.0, ALPHA)
     """Alpha of cutmix (Yun et al., 2019); 0 is off. With both, each pair draws one of them."""
+    loss: LossName | None = None
+    """Loss: of one class cross_entropy; of labels bce or asymmetric; of numbers mse, mae or huber;
+    of an ordered score these, ordinal or cross_entropy (default: the first of each)."""
     smoothing: float = setting(0.1, RATE)
-    """Label smoothing."""
+    """Label smoothing of cross_entropy."""
     class_weights: Literal["none", "balanced"] = "none"
-    """Weights in the training loss: balanced counts each class alike, images / (classes x its
-    images)."""
+    """Weights in the training loss: balanced counts each class or score alike, images / (classes x
+    its images), and of each label both values."""
     damaged: Literal["stop", "skip"] = "stop"
     """Image files that cannot be read are an error, or are left out (in training the next image
     takes their place; `predict` writes `damaged_row`)."""
@@ -84,11 +69,15 @@ class ImagesConfig:
     """Number of classes where no data is opened, as in `probe-batch`."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.columns, list):
+            object.__setattr__(self, "columns", ",".join(map(str, self.columns)))
         problems = range_problems(self, str)
         for name, hint in get_type_hints(ImagesConfig).items():
             value, allowed = getattr(self, name), get_args(hint)
-            if get_origin(hint) is Literal and value not in allowed:
-                problems.append(f"{name} {value!r} is not {' or '.join(allowed)}.")
+            choices = [c for part in (hint, *allowed) if get_origin(part) is Literal
+                       for c in get_args(part)]  # fmt: skip
+            if choices and value is not None and value not in choices:
+                problems.append(f"{name} {value!r} is not {' or '.join(choices)}.")
             elif hint in (str, str | None) and value is not None:
                 # What is named by a number is read as one by `--set`.
                 object.__setattr__(self, name, str(value))
@@ -98,9 +87,6 @@ class ImagesConfig:
             problems.append(
                 f"value_range {self.value_range!r} is not MIN:MAX, two numbers, the smaller first."
             )
-        if self.fold_column is not None and self.fold is None:
-            problems.append("fold_column needs the fold to validate on: --set fold=0.")
-        if self.fold is not None and self.group_column is not None:
-            problems.append("fold and group_column exclude each other.")
+        problems += self.fold_problems()
         if problems:
             raise ConfigError(" ".join(problems))

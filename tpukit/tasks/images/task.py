@@ -1,4 +1,4 @@
-"""The image classification task: any timm model on folders or tables of images."""
+"""The images task: any timm model on folders or tables of images."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +10,16 @@ from tpukit.hardware.backend import Backend
 from tpukit.tasks.images.evaluate import Log, evaluate_classes
 from tpukit.tasks.images.export import export_classifier
 from tpukit.tasks.images.generate import ShapeImages
-from tpukit.tasks.images.predict import check_images, predict_classes
+from tpukit.tasks.images.predict import check_images, predicted_images
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.tasks.images.training import ImageTraining
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
+from tpukit.train.submission import Predictions
 from tpukit.train.task import Preset, TrainingDefaults
 
 
 class ImagesTask(ImageTraining):
-    """Learns the class of an image; see `ImageTraining` for its samples and batches."""
+    """Learns what images show; see `ImageTraining` for its samples and batches."""
 
     name = "images"
     options = ImagesConfig
@@ -34,7 +35,6 @@ class ImagesTask(ImageTraining):
     }  # fmt: skip
     earlier_settings: ClassVar[Mapping[str, str]] = {"metrics": "Metrics are named by --metric."}
     selftest: ClassVar[Mapping[str, Any]] = {"model": "resnet10t", "image_size": 64}
-    averages_runs = True
     defaults = TrainingDefaults(
         global_batch_size=128,
         epochs=10,
@@ -68,8 +68,8 @@ class ImagesTask(ImageTraining):
     def check_prediction(self, request: PredictionRequest) -> None:
         check_images(self, request)
 
-    def predict(
+    def predict_rows(
         self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
-    ) -> dict[str, Any]:
-        """Writes the classes of images to a CSV file."""
-        return predict_classes(self, model, backend, request, log)
+    ) -> Predictions:
+        """Probabilities, numbers or expected scores of images."""
+        return predicted_images(self, model, backend, request, log)

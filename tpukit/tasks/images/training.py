@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tpukit.errors import CheckpointError
@@ -23,53 +23,58 @@ from tpukit.tasks.images.data.depth import (
     ValueRange,
     range_of,
 )
-from tpukit.tasks.images.data.files import NO_IMAGE, ImageFiles, check_headers
+from tpukit.tasks.images.data.files import ImageFiles, check_headers
 from tpukit.tasks.images.model import classifier
 from tpukit.tasks.images.settings import ImagesConfig
+from tpukit.train.target import Target
+from tpukit.train.target_loss import TargetLoss, balanced_weights
 from tpukit.train.task import Datasets, MicroBatch, Sample, Task, stack_samples
 
+TARGET_FILE = "target.json"
 CLASSES_FILE = "classes.json"
-COUNTS_FILE = "class_counts.json"
+COUNTS_FILE, COLUMNS_FILE = "class_counts.json", "table_columns.json"
+"""Files of runs of earlier versions."""
 RANGE_FILE = "value_range.json"
-COLUMNS_FILE = "table_columns.json"
 ELSEWHERE = (
-    "data_path", "table", "folder", "id_column", "label_column", "sample_submission", "tta",
+    "data_path", "table", "folder", "id_column", "columns", "target", "sample_submission", "tta",
     "probabilities", "damaged", "damaged_row", "classes", "pretrained", "value_range",
 )  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
-ADDED = ("fold", "fold_column", "group_column", "class_weights")
+ADDED = ("fold", "folds", "fold_column", "group_column", "class_weights", "loss")
 """Settings that are recorded where they are used."""
 
 
 class ImageTraining(Task):
-    """Learns the class of an image.
+    """Learns what a `Target` says of an image.
 
     A sample is a decoded image and its label; `draw` crops and augments it. A batch has `image`
-    (rows, 3, side, side) uint8, `label` (rows,), and mixup's `share` (rows,) and `box` (rows, 4).
+    (rows, 3, side, side) uint8, `label` (see `Target.values`), and mixup's `share` (rows,) and
+    `box` (rows, 4).
     """
 
     def __init__(
         self,
         *,
-        class_names: Sequence[str] | None = None,
-        class_counts: Sequence[int] | None = None,
+        predicts: Target | str | None = None,
         values: ValueRange | None = SIXTEEN_BITS,
-        table_columns: Mapping[str, Sequence[str]] | None = None,
         **settings: Any,
     ) -> None:
         """Settings are the fields of `ImagesConfig`.
 
-        class_names, class_counts: a run's classes and their training images; None: the data's.
+        predicts: what a run has learned (or its JSON); None: what the data decides.
         values: a run's scale of images of more than 8 bits; None: each has its own.
-        table_columns: those that a run has `learned` from its table, and the `others`.
         """
         self.config = ImagesConfig(**settings)
         given = self.config.value_range
         self.values = values if given is None else ValueRange.parse(given)
         classifier.require_model(self.config.model)
-        self.class_names = None if class_names is None else tuple(class_names)
-        self.class_counts = None if class_counts is None else tuple(class_counts)
-        self.table_columns = table_columns
+        self.predicts = Target.from_json(predicts) if isinstance(predicts, str) else predicts
+
+    @property
+    def criterion(self) -> TargetLoss:
+        """The loss of what is learned; where no data is opened, of `classes` classes."""
+        names = tuple(map(str, range(self.config.classes)))
+        return TargetLoss(self.predicts or Target("class", ("label",), names), self.config.loss)
 
     @cached_property
     def input(self) -> classifier.InputFormat:
@@ -85,20 +90,19 @@ class ImageTraining(Task):
     def datasets(self) -> Datasets:
         """The images of the data path, and their classes."""
         _ = self.transforms  # a wrong setting of theirs ends here
-        train, valid = listing.find_training_images(self.config, self.class_names)
+        train, valid = listing.find_training_images(self.config, self.predicts)
         for remark in listing.remarks(self.config, train) if is_first_rank() else ():
             print(remark, file=sys.stderr, flush=True)
         self._find_range(train.files, valid.files)
-        self.class_names, self.class_counts = train.classes, train.class_counts()
-        self.table_columns = listing.table_columns(self.config, self.class_names)
+        self.predicts = train.target.fitted(train.values)
+        _ = self.criterion  # a loss that does not fit ends here
         return Datasets(
             self.samples(train, augment=True),
             self.samples(valid) if len(valid) else None,
             artifacts={
-                CLASSES_FILE: json.dumps(list(train.classes)).encode(),
-                COUNTS_FILE: json.dumps(list(self.class_counts)).encode(),
+                TARGET_FILE: self.predicts.to_json(),
+                CLASSES_FILE: json.dumps(self.predicts.predicted).encode(),
                 **({} if self.values is None else {RANGE_FILE: self.values.to_json()}),
-                COLUMNS_FILE: json.dumps(self.table_columns).encode(),
             },
             identity={"data": f"{train.digest()}{valid.digest()}"},
         )
@@ -108,7 +112,7 @@ class ImageTraining(Task):
 
         The first rank looks at the files, before the others, which find what it found.
         """
-        is_known = self.config.value_range is not None or self.class_names is not None
+        is_known = self.config.value_range is not None or self.predicts is not None
         kept = KeptRange([file for part in parts for file in part])
         if not is_first_rank() and (is_known or (found := kept.read())):
             self.values = self.values if is_known else found
@@ -141,20 +145,10 @@ class ImageTraining(Task):
             raise CheckpointError(
                 f"The checkpoint holds no {CLASSES_FILE}.", "Is it a run of the images task?"
             )
-        # Older runs kept no counts, no columns and no scale.
-        names, counts, columns = (
-            json.loads(artifacts.get(name, b"null"))
-            for name in (CLASSES_FILE, COUNTS_FILE, COLUMNS_FILE)
-        )
         kept = artifacts.get(RANGE_FILE)
         values = None if kept is None else ValueRange.from_json(kept)
-        return type(self)(
-            class_names=names,
-            class_counts=counts,
-            table_columns=columns,
-            values=values,
-            **asdict(self.config),
-        )
+        learned = _recorded_target(artifacts).to_json().decode()
+        return type(self)(predicts=learned, values=values, **asdict(self.config))
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """The pixels of a decoded image, with the draws of mixup and cutmix."""
@@ -167,37 +161,43 @@ class ImageTraining(Task):
             pixels = self.transforms[False](sample["image"])
             mixed = augmentation.not_mixed()
         weight = self._weight(sample["label"] if sample["augment"] else None)
-        return {"image": pixels, "label": sample["label"], **mixed, **weight}
+        readable = sample.get("readable", np.float32(1))
+        label = {"label": sample["label"], "readable": readable}
+        return {"image": pixels, **label, **mixed, **weight}
 
-    def _weight(self, label: int | None) -> dict[str, np.float32]:
-        """A training sample's `weight` by its class, where classes have weights; else 1."""
+    def _weight(self, label: NDArray[Any] | None) -> dict[str, Any]:
+        """A training sample's `weight` by its class, or weights of its labels, where classes have
+        weights; else 1."""
         if self.config.class_weights == "none":
             return {}
-        counts = self.class_counts
-        if label is None or counts is None:
-            return {"weight": np.float32(1.0)}
-        return {"weight": np.float32(sum(counts) / (len(counts) * counts[label]))}
+        target = self.criterion.target
+        name = "label_weight" if target.kind == "labels" else "weight"
+        if label is None:
+            shape = (len(target.predicted),) if target.kind == "labels" else ()
+            return {name: np.ones(shape, np.float32)}
+        return {name: balanced_weights(target, np.asarray(label)[None])[0]}
 
     def collate(self, samples: Sequence[Sample], micro: MicroBatch) -> Batch:
         batch = augmentation.share_draws(stack_samples(samples, micro.rows), len(samples))
-        unreadable = batch["label"] == NO_IMAGE
-        batch["mask"][unreadable] = 0.0
-        batch["label"][unreadable] = 0
+        batch["mask"] = batch["mask"] * batch.pop("readable")
         return batch
 
     def example_batches(self, rows: int) -> list[Batch]:
         side = self.input.side
         image = torch.zeros(3, side, side, dtype=torch.uint8)
-        sample = {"image": image, "label": 0, **augmentation.not_mixed(), **self._weight(None)}
+        target = self.criterion.target
+        many = target.kind in ("labels", "number")
+        label = np.zeros(len(target.predicted), np.float32) if many else np.array(0)
+        label = label.astype(np.float32) if target.kind == "score" else label
+        sample = {"image": image, "label": label, **augmentation.not_mixed(), **self._weight(None)}
         return [stack_samples([sample] * rows, rows)]
 
     def count_samples(self) -> int:
-        return len(listing.find_training_images(self.config, self.class_names)[0])
+        return len(listing.find_training_images(self.config, self.predicts)[0])
 
     # -- model -----------------------------------------------------------------------------------
     def build_model(self, ops: ModelOps) -> nn.Module:
-        classes = self.config.classes if self.class_names is None else len(self.class_names)
-        return classifier.build_classifier(self.config, classes)
+        return classifier.build_classifier(self.config, self.criterion.outputs)
 
     def initialize(self, model: nn.Module, data: Datasets) -> None:
         if self.config.pretrained != "none":
@@ -207,26 +207,38 @@ class ImageTraining(Task):
         return list(classifier.layer_groups(model, weight_decay, self.config.layer_decay))
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Each row's cross-entropy; while training with label smoothing, mixed pairs and weights
-        of the classes."""
+        """Each row's loss; while training with label smoothing, mixed pairs and weights of the
+        classes or labels."""
         image, label = self.input.normalised(batch["image"]), batch["label"]
         mixes = model.training and (self.config.mixup > 0 or self.config.cutmix > 0)
         smoothing = self.config.smoothing if model.training else 0.0
         weight = batch.get("weight") if model.training else None
+        labels = batch.get("label_weight") if model.training else None
         if mixes:
             image = augmentation.mix(image, batch["share"], batch["box"])
         scores = model(image).float()
-        loss = F.cross_entropy(scores, label, reduction="none", label_smoothing=smoothing)
+        losses = self.criterion.losses
+        loss = losses(scores, label, smoothing=smoothing, weights=labels)
         if mixes:
-            other = F.cross_entropy(
-                scores, augmentation.partners(label), reduction="none", label_smoothing=smoothing
-            )
+            others = None if labels is None else augmentation.partners(labels)
+            partner = augmentation.partners(label)
+            other = losses(scores, partner, smoothing=smoothing, weights=others)
             parts = batch["share"], 1 - batch["share"]
             if weight is not None:
                 parts = parts[0] * weight, parts[1] * augmentation.partners(weight)
                 weight = parts[0] + parts[1]
                 parts = parts[0] / weight, parts[1] / weight
             loss = parts[0] * loss + parts[1] * other
+        found = {"loss": loss, **self._right(scores, label)}
+        return found | ({} if weight is None else {"weight": weight})
+
+    def _right(self, scores: Tensor, label: Tensor) -> dict[str, Tensor]:
+        """(rows,) whether a row's class, or the share of its labels, is found."""
+        kind = self.criterion.target.kind
+        if kind == "labels":
+            return {"accuracy": ((scores > 0).float() == label).float().mean(1)}
+        if kind != "class":
+            return {}
         target = label[:, None]
         own, classes = scores.gather(1, target), torch.arange(scores.shape[1], device=label.device)
         # Of equal scores the first class counts as the best, as for `argmax`; NaN is never right.
@@ -234,12 +246,13 @@ class ImageTraining(Task):
         right = {"accuracy": (better < 1).float()}
         if scores.shape[1] > 5:
             right["top5_accuracy"] = (better < 5).float()
-        return {"loss": loss, **right} | ({} if weight is None else {"weight": weight})
+        return right
 
     def validation_rows(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """The classes and their probabilities, for metrics by name."""
-        image = self.input.normalised(batch["image"])
-        return {"target": batch["label"], "prediction": model(image).float().softmax(1)}
+        """What is true and what is predicted, for metrics by name."""
+        predicted = self._predicted(model, self.input.normalised(batch["image"]))
+        is_score = self.criterion.target.kind == "score"
+        return {"target": batch["label"], "prediction": predicted[:, 0] if is_score else predicted}
 
     def tta_warnings(self, run: object) -> Iterator[str]:
         """A line where test-time augmentation shows what the training of a run has not."""
@@ -249,10 +262,27 @@ class ImageTraining(Task):
                 " (hflip=0)."
             )
 
-    def probabilities(self, model: nn.Module, batch: Batch) -> Tensor:
-        """(rows, classes) of each row's image; with test-time augmentation their mean."""
+    def predictions(self, model: nn.Module, batch: Batch) -> Tensor:
+        """(rows, predicted) of each row's image; with test-time augmentation their mean. A row
+        without an image is NaN."""
         image = self.input.normalised(batch["image"])
-        scores: Tensor = model(image).float().softmax(1)
+        found = self._predicted(model, image)
         if self.config.tta == "flip":
-            scores = (scores + model(image.flip(3)).float().softmax(1)) / 2
-        return scores
+            found = (found + self._predicted(model, image.flip(3))) / 2
+        return torch.where(batch["mask"][:, None] > 0, found, torch.nan)
+
+    def _predicted(self, model: nn.Module, image: Tensor) -> Tensor:
+        return self.criterion.predictions(model(image).float())
+
+
+def _recorded_target(artifacts: Mapping[str, bytes]) -> Target:
+    """What a run has learned; runs of earlier versions kept its classes, and later columns and
+    counts."""
+    if TARGET_FILE in artifacts:
+        return Target.from_json(artifacts[TARGET_FILE])
+    classes, counts, columns = (
+        json.loads(artifacts.get(name, b"null"))
+        for name in (CLASSES_FILE, COUNTS_FILE, COLUMNS_FILE)
+    )
+    learned, others = (tuple((columns or {}).get(name, ())) for name in ("learned", "others"))
+    return Target("class", learned, tuple(classes), "", others, tuple(counts or ()))

@@ -23,7 +23,6 @@ from tpukit.io.files import is_writable, writing_errors
 from tpukit.io.hub_data import local_data
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
-from tpukit.io.sample_submission import require_match
 from tpukit.io.tables import is_table_name, read_table, table_file, write_csv
 from tpukit.tasks.llm.data.prompt import PromptFormat
 from tpukit.tasks.llm.data.rows import extra_columns, read_rows
@@ -37,6 +36,7 @@ from tpukit.tasks.llm.generation.summaries import (
 )
 from tpukit.tasks.llm.settings import SummarizeConfig
 from tpukit.train.requests import PredictionRequest
+from tpukit.train.submission import require_match
 from tpukit.train.task import Task
 
 Log = Callable[[str], None]

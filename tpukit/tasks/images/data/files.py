@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from tpukit.errors import DataError
@@ -174,8 +175,6 @@ def first_names(names: Sequence[str]) -> str:
 # -- the data set ----------------------------------------------------------------------------------
 MOST_SKIPPED = 100
 """Damaged files in a row: more are no accident."""
-NO_IMAGE = -1
-"""Label of a sample whose file cannot be read; `ImagesTask.collate` masks its row."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +182,7 @@ class ImageFiles:
     """Decoded images with their labels; `ImagesTask.draw` makes arrays of them.
 
     values: the scale of images of more than 8 bits; see `decode`.
-    skip_damaged: a file that cannot be read is a black image without a label; while training
+    skip_damaged: a file that cannot be read is a black image, `readable` 0; while training
         (`augment`) the next image takes its place. Else it is a DataError.
     """
 
@@ -209,8 +208,13 @@ class ImageFiles:
         if self.augment or not self.skip_damaged:
             raise problem
         blank = Image.new("RGB", (self.side, self.side))
-        return {"image": blank, "label": NO_IMAGE, "augment": False}
+        return {**self._labelled(index, blank), "augment": False, "readable": np.float32(0)}
 
     def _sample(self, index: int) -> dict[str, Any]:
         image = decode(self.images.files[index], self.side, self.values)
-        return {"image": image, "label": self.images.labels[index], "augment": self.augment}
+        return self._labelled(index, image)
+
+    def _labelled(self, index: int, image: Image.Image) -> dict[str, Any]:
+        label = np.array(self.images.labels[index])
+        label = label if label.dtype.kind == "i" else label.astype(np.float32)
+        return {"image": image, "label": label, "augment": self.augment, "readable": np.float32(1)}

@@ -13,27 +13,25 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tpukit.errors import DataError
-from tpukit.io.tables import Table, column_place, plain_name, read_table, spelled, table_file
+from tpukit.io.tables import Table, plain_name, read_table, spelled, table_file
 from tpukit.tasks.images.settings import ImagesConfig
-from tpukit.train.target import (
-    FOLD_NAMES,
-    LABEL_NAMES,
-    ZERO_OR_ONE,
-    LearnedColumns,
-    as_number,
-    columns_of_tests,
-    learned_columns,
-    sample_beside,
+from tpukit.train.labelled import (
+    LabelledTable,
+    labelled,
+    split_rows,
+    training_table,
+    unused_folds,
+    validation_rows_of,
 )
+from tpukit.train.target import Target, Values, as_number, numbers_first, require_known
 
 SUFFIXES = (
     ".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif", ".jp2",
@@ -46,22 +44,31 @@ TEST_FOLDERS = ("test_images", "test", "images")
 PARTS = ("train", "test", "val", "pred")
 """What the names of parts contain."""
 MOST_SINGLE = 10
-"""Classes that may have an image each; numbers and texts have more."""
-NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
-SPLIT_SEED = 0
+"""Classes of numbers that need no remark."""
 
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Image files with their classes."""
+    """Image files with what is predicted of them."""
 
     files: tuple[str, ...]
-    labels: tuple[int, ...]
-    """Positions in `classes`."""
-    classes: tuple[str, ...]
+    labels: tuple[Any, ...]
+    """Positions of classes, scores, or a tuple of labels or numbers each."""
+    target: Target
+    ids: tuple[str, ...] = ()
+    """As the table spells them; none: the files' names."""
 
     def __len__(self) -> int:
         return len(self.files)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.target.classes
+
+    @property
+    def values(self) -> Values:
+        """See `Target.values`."""
+        return np.array(self.labels, np.int64 if self.target.kind == "class" else np.float32)
 
     def class_counts(self) -> tuple[int, ...]:
         """Images of each class."""
@@ -69,7 +76,7 @@ class LabelledImages:
 
     def digest(self) -> str:
         """Changes when a file is added, removed or labelled otherwise."""
-        digest = hashlib.sha256(os.fsencode("\n".join(self.classes)))
+        digest = hashlib.sha256(os.fsencode("\n".join(self.target.predicted)))
         for file, label in zip(self.files, self.labels, strict=True):
             digest.update(os.fsencode(f"{Path(file).name} {label}\n"))
         return digest.hexdigest()[:16]
@@ -77,8 +84,9 @@ class LabelledImages:
     def part(self, places: Iterable[int]) -> LabelledImages:
         """The images at these positions."""
         chosen = sorted(places)
-        files = tuple(self.files[i] for i in chosen)
-        return LabelledImages(files, tuple(self.labels[i] for i in chosen), self.classes)
+        files, labels = (tuple(each[i] for i in chosen) for each in (self.files, self.labels))
+        ids = tuple(self.ids[i] for i in chosen if self.ids)
+        return LabelledImages(files, labels, self.target, ids)
 
     def split(self, places: set[int]) -> tuple[LabelledImages, LabelledImages]:
         """The images at other positions, and those at these with all their copies."""
@@ -88,11 +96,11 @@ class LabelledImages:
 
 
 def find_training_images(
-    config: ImagesConfig, classes: Sequence[str] | None = None
+    config: ImagesConfig, known: Target | None = None
 ) -> tuple[LabelledImages, LabelledImages]:
     """The training and the validation images.
 
-    classes: those of the run that goes on; None: those of the data.
+    known: what the run that goes on has learned; None: what the data decides.
 
     Raises DataError naming what is missing.
     """
@@ -102,45 +110,59 @@ def find_training_images(
             f"there is no folder {root}.",
             "Give the images' folder with --data-path, or generate some: tpukit data images",
         )
-    table = _table(config)
+    table = training_table(config)
     if table is not None:
         folder = named_folder(config) or _existing(root, IMAGE_FOLDERS) or table.path.parent
-        target = target_of(table, config, classes)
-        train = labelled(table, config, folder, classes, target)
+        rows = labelled(table, config, known)
+        train = labelled_images(rows, folder)
         tables = (table_file(table.path.parent, name) for name in VALIDATION_FOLDERS)
         beside = next((path for path in tables if path.is_file()), None)
         if beside is None or config.fold is not None or config.group_column is not None:
-            return train.split(_validation_rows(table, train, config))
+            return train.split(validation_rows_of(rows, config, train.files))
         folder = named_folder(config) or _existing(root, VALIDATION_FOLDERS) or folder
-        return train, labelled(read_table(beside), config, folder, train.classes, target)
+        return train, labelled_images(labelled(read_table(beside), config, rows.target), folder)
     inner = _existing(root, TRAINING_FOLDERS)
-    train = read_class_folders(inner or root, classes, beside=() if inner else TEST_FOLDERS[:2])
+    train = read_class_folders(inner or root, known, beside=() if inner else TEST_FOLDERS[:2])
     valid = _existing(root, VALIDATION_FOLDERS) if inner else None
     if valid is not None:
-        return train, read_class_folders(valid, train.classes)
-    return train.split(stratified(train.labels, config.valid_fraction))
+        return train, read_class_folders(valid, train.target)
+    chosen = split_rows(
+        train.labels, fold=config.fold, folds=config.folds, fraction=config.valid_fraction
+    )
+    return train.split(chosen)
 
 
-def _validation_rows(table: Table, images: LabelledImages, config: ImagesConfig) -> set[int]:
-    """The rows to validate on: a fold, or a fraction of each class, by whole groups if asked."""
-    if config.fold is not None:
-        column = config.fold_column or "fold"
-        return of_fold(table.path, column, column_of(table, "fold_column", column), config.fold)
-    groups: Sequence[str] = images.files
-    if config.group_column is not None:
-        groups = column_of(table, "group_column", config.group_column)
-    elif len({*groups}) == len(groups):
-        return stratified(images.labels, config.valid_fraction)
-    return stratified_groups(images.labels, groups, config.valid_fraction)
+def labelled_images(rows: LabelledTable, folder: Path) -> LabelledImages:
+    """The images of a table's rows, given the folder of the files.
+
+    Raises DataError naming the row of a missing file, or of an image with another label above.
+    """
+    table, target = rows.table, rows.target
+    files = files_of(table, rows.id_column, folder)
+    labels: tuple[Any, ...] = tuple(
+        tuple(v) if isinstance(v, list) else v for v in rows.values.tolist()
+    )
+    label_of: dict[str, int] = {}
+    for row, (file, label) in enumerate(zip(files, labels, strict=True)):
+        before = label_of.setdefault(file, row)
+        if labels[before] != label:
+            both = label, labels[before]
+            shown = [target.classes[v] for v in both] if target.kind == "class" else both
+            raise DataError(
+                f"{table.where(row)}: {file} is {shown[0]!r}, above it is {shown[1]!r}.",
+                "The rows of an image have one label; several labels are columns of 0 and 1.",
+            )
+    return LabelledImages(tuple(files), labels, target, tuple(rows.ids))
 
 
 def remarks(config: ImagesConfig, train: LabelledImages) -> Iterator[str]:
-    """What the layout leaves open: the column of the classes that was chosen among several, one of
-    folds that is not used, folders in all classes, classes without training images."""
-    missing = [name for name, n in zip(train.classes, train.class_counts(), strict=True) if not n]
-    if missing:
-        yield f"No training image is of class {', '.join(missing[:3])}: it will not be learned."
-    table = _table(config)
+    """What the layout leaves open: the columns that are learned, one of folds that is not used,
+    folders in all classes, classes without training images."""
+    target, table = train.target, training_table(config)
+    if target.kind == "class":
+        counts = zip(train.classes, train.class_counts(), strict=True)
+        if missing := [name for name, n in counts if not n]:
+            yield f"No training image is of class {', '.join(missing[:3])}: it will not be learned."
     if table is None:
         folders: dict[int, set[str]] = {}
         for file, label in zip(train.files, train.labels, strict=True):
@@ -149,36 +171,13 @@ def remarks(config: ImagesConfig, train: LabelledImages) -> Iterator[str]:
         if len(common) > 1:
             yield f"Each class has folders {', '.join(common[:3])}: images of all are taken."
         return
-    target = target_of(table, config, train.classes)
-    labels = target.columns
-    if config.label_column is None:
-        yield (
-            f"{len(train.classes)} classes by the column{'s' if len(labels) > 1 else ''}"
-            f" {', '.join(labels)} ({target.why}); another: --set label_column=NAME"
-        )
-    are_numbers = len(labels) == 1 and None not in map(as_number, train.classes)
-    if are_numbers and len(train.classes) > MOST_SINGLE:
-        yield f"The values of {labels[0]} are numbers: each is learned as a class of its own."
-    names = map(plain_name, table.columns)
-    folds = [name for name in names if name.lower() in FOLD_NAMES and name not in labels]
-    if folds and config.fold is None and config.group_column is None:
-        yield (
-            f"The table's column {folds[0]} is not used; to validate on one of its folds:"
-            f" --set fold_column={folds[0]} --set fold=0"
-        )
-
-
-def _table(config: ImagesConfig) -> Table | None:
-    """The table of ids and labels. Raises DataError where a setting needs one that is not there."""
-    root = Path(config.data_path)
-    table = root / config.table if config.table else table_file(root, "train")
-    for name in ("table", "fold", "fold_column", "group_column"):
-        if getattr(config, name) is not None and not table.is_file():
-            raise DataError(
-                f"{name} {getattr(config, name)!r}: there is no table {table}.",
-                "Name one of ids and labels in the data path: --set table=train.csv",
-            )
-    return image_table(table) if table.is_file() else None
+    if config.columns is None or config.target is None:
+        yield target.remark()
+    are_numbers = len(target.columns) == 1 and None not in map(as_number, train.classes)
+    if target.kind == "class" and are_numbers and len(train.classes) > MOST_SINGLE:
+        name = target.columns[0]
+        yield f"The values of {name} are numbers: each is learned as a class of its own."
+    yield from unused_folds(table, target, config)
 
 
 def _existing(root: Path, names: Iterable[str]) -> Path | None:
@@ -189,13 +188,13 @@ def _existing(root: Path, names: Iterable[str]) -> Path | None:
 
 
 def read_class_folders(
-    folder: Path, classes: Sequence[str] | None = None, *, beside: Collection[str] = ()
+    folder: Path, target: Target | None = None, *, beside: Collection[str] = ()
 ) -> LabelledImages:
     """`folder/CLASS/*` (and folders in them), in the order of classes.
 
     beside: names of folders that hold no class.
 
-    Raises DataError for a folder without classes, an empty class, or one that is not in `classes`.
+    Raises DataError for a folder without classes, an empty class, or one that is not the target's.
     """
     folders = {e.name for e in os.scandir(folder) if e.is_dir() and not _is_hidden(e.name)}
     found = numbers_first(name for name in folders if name.lower() not in beside)
@@ -208,11 +207,13 @@ def read_class_folders(
             f"{folder} has no folders of classes.",
             f"Put the images into {folder}/CLASS/, or name a table: --set table={table}",
         )
-    known = tuple(found if classes is None else classes)
-    _require_known(found, known, str(folder))
+    if target is None:
+        _require_several(found, folder)
+    known = target or Target("class", ("label",), tuple(found), "folders")
+    require_known(found, known.classes, str(folder))
     files: list[str] = []
     labels: list[int] = []
-    for name in sorted(found, key=known.index):
+    for name in sorted(found, key=known.classes.index):
         own = image_files(folder / name)
         if not own:
             raise DataError(
@@ -220,9 +221,7 @@ def read_class_folders(
                 f"Add images ({', '.join(SUFFIXES[:3])}, ...) or remove the folder.",
             )
         files += own
-        labels += [known.index(name)] * len(own)
-    if classes is None:
-        _require_several(found, folder)
+        labels += [known.classes.index(name)] * len(own)
     return LabelledImages(tuple(files), tuple(labels), known)
 
 
@@ -237,16 +236,6 @@ def _require_several(found: Sequence[str], folder: Path) -> None:
             f"Give the folder of {', '.join(inner[:3])}: --data-path {last}" if inner
             else f"Expected {folder}/CLASS/ for two classes or more.",
         )  # fmt: skip
-
-
-def _require_known(found: Iterable[str], known: Sequence[str], place: str) -> None:
-    new = sorted(set(found) - set(known))
-    if new:
-        raise DataError(
-            f"{place}: class {new[0]!r} is not one of the model's {len(known)}"
-            f" ({', '.join(known[:3])}, ...).",
-            "Use the classes that the run was trained on, or train a new run (--results-dir).",
-        )
 
 
 def image_files(folder: Path) -> list[str]:
@@ -268,141 +257,6 @@ def _is_hidden(folder: str) -> bool:
 
 
 # -- tables --------------------------------------------------------------------------------------
-def image_table(path: Path) -> Table:
-    """A table with rows. Raises DataError where it has none."""
-    table = read_table(path)
-    if not table.rows:
-        raise DataError(f"{path} has no rows.", "Expected a header and a row for each image.")
-    return table
-
-
-def target_of(
-    table: Table, config: ImagesConfig, classes: Sequence[str] | None = None
-) -> LearnedColumns:
-    """The columns of the classes. Raises DataError where there are none, or numbers to predict."""
-    if config.label_column is not None:
-        column_of(table, "label_column", config.label_column)
-    root = Path(config.data_path)
-    target = learned_columns(
-        table, id_column_of(table, config), named=config.label_column,
-        apart=(config.fold_column, config.group_column), classes=classes,
-        sample=sample_beside(root, config.sample_submission), tests=columns_of_tests(root),
-    )  # fmt: skip
-    if target.kind == "number":
-        name = target.columns[0]
-        values = list(dict.fromkeys(table.column(name)))
-        raise DataError(
-            f"{table.path}: {len(values)} values of {name} ({', '.join(values[:3])}, ...;"
-            f" {target.why}) for {len(table.rows)} images are numbers, no classes.",
-            "To predict a number, write a task of your own; name another column, of classes, with"
-            " --set label_column=NAME.",
-        )
-    return target
-
-
-def table_columns(config: ImagesConfig, classes: Sequence[str]) -> dict[str, list[str]] | None:
-    """The columns that are learned from the table, and the others; None without one."""
-    table = _table(config)
-    if table is None:
-        return None
-    learned = target_of(table, config, classes).columns
-    others = [name for name in map(plain_name, table.columns) if name not in learned]
-    return {"learned": [*learned], "others": others}
-
-
-def labelled(
-    table: Table,
-    config: ImagesConfig,
-    folder: Path,
-    classes: Sequence[str] | None,
-    target: LearnedColumns | None = None,
-) -> LabelledImages:
-    """The images of a table of ids and labels, given the folder of the files.
-
-    target: the columns of the classes, where another table decided them.
-
-    Raises DataError naming the row of a missing file, or of an image with another label above.
-    """
-    names = (target or target_of(table, config, classes)).columns
-    label_column = ", ".join(names)
-    if len(names) > 1:
-        columns, labels = names, _one_hot(table, names)
-    else:
-        labels = [label.strip() for label in table.column(label_column)]
-        columns = tuple(labels)
-    if not all(labels):
-        raise DataError(
-            f"{table.where(labels.index(''))}: there is no {label_column}.",
-            "Fill it in, or remove the row.",
-        )
-    known = tuple(numbers_first({*columns}) if classes is None else classes)
-    _require_known(labels, known, f"{table.path}, column {label_column!r}")
-    position = {name: place for place, name in enumerate(known)}
-    files = files_of(table, id_column_of(table, config), folder)
-    hint = "Name the column of the classes with --set label_column=NAME."
-    if classes is None and len(known) == 1:
-        raise DataError(f"{table.path}: every {label_column} is {known[0]!r}.", hint)
-    if classes is None and len(known) > max(MOST_SINGLE, len({*files}) / 2):
-        raise DataError(
-            f"{table.path}: {len(known)} values of {label_column} for {len({*files})} images are no"
-            " classes.",
-            f"{hint} To predict a number, write a task of your own.",
-        )
-    label_of: dict[str, str] = {}
-    for row, (file, label) in enumerate(zip(files, labels, strict=True)):
-        if label_of.setdefault(file, label) != label:
-            raise DataError(
-                f"{table.where(row)}: {file} is {label!r}, above it is {label_of[file]!r}.",
-                "An image has one class here; for several write a task of your own.",
-            )
-    return LabelledImages(tuple(files), tuple(position[label] for label in labels), known)
-
-
-def numbers_first(names: Iterable[str]) -> list[str]:
-    """Classes: numbers (not "nan", which has no order) by their size, then the other names."""
-    return sorted(names, key=lambda n: (0, float(n), n) if NUMBER.fullmatch(n) else (1, 0.0, n))
-
-
-def id_column_of(table: Table, config: ImagesConfig, needed: int = 2) -> str:
-    """The column of the ids: the one that is named, else the first that does not look like labels.
-
-    needed: columns that a table must have; where there are more, pandas' index is none of them.
-    """
-    if config.id_column is not None:
-        column_of(table, "id_column", config.id_column)
-        return plain_name(config.id_column)
-    names = [plain_name(name) for name in table.columns]
-    named = [name for name in names if name and not name.startswith("Unnamed: ")]
-    named = named if len(named) >= needed else names
-    return next((name for name in named if name.lower() not in LABEL_NAMES), named[0])
-
-
-def _one_hot(table: Table, columns: Sequence[str]) -> list[str]:
-    """The column of each row that is 1. Raises DataError where none or several are."""
-    labels = []
-    for number, row in enumerate(zip(*map(table.column, columns), strict=True)):
-        chosen = [n for n, v in zip(columns, row, strict=True) if ZERO_OR_ONE.get(v.strip())]
-        if len(chosen) != 1:
-            raise DataError(
-                f"{table.where(number)}: {len(chosen)} of the columns {', '.join(columns[:3])}, ..."
-                " are 1: an image has one class here.",
-                "Name a column with --set label_column=NAME; for several labels write a task of"
-                " your own.",
-            )
-        labels += chosen
-    return labels
-
-
-def column_of(table: Table, setting: str, name: str) -> list[str]:
-    """The values of the column that a setting names. Raises DataError where there is none."""
-    if column_place(table.columns, name) is None:
-        raise DataError(
-            f"{table.path}: {setting} {name}: there is no such column.",
-            f"Its columns are {', '.join(table.columns)}: --set {setting}=NAME",
-        )
-    return table.column(name)
-
-
 def named_folder(config: ImagesConfig) -> Path | None:
     """The folder that the settings name. Raises DataError where it is not there."""
     if config.folder is None:
@@ -492,60 +346,3 @@ def ids_of(files: Sequence[str], folder: Path) -> list[str]:
     if len(set(names)) == len(names):
         return names
     return [os.path.relpath(file, folder) for file in files]
-
-
-# -- the part for validation -----------------------------------------------------------------------
-def of_fold(table: Path, column: str, values: Sequence[str], fold: str) -> set[int]:
-    """The rows whose value in a table's column is `fold`.
-
-    Raises DataError where none has it, or every row.
-    """
-    chosen = {place for place, value in enumerate(values) if value == fold}
-    if len(chosen) in (0, len(values)):
-        there = ", ".join(sorted({*values})[:10])
-        many = "every" if chosen else "no"
-        raise DataError(
-            f"{table}: {many} row has {fold!r} in the column {column!r}.",
-            f"Its values are {there}: --set fold=VALUE names those to validate on.",
-        )
-    return chosen
-
-
-def stratified(labels: Sequence[int], fraction: float) -> set[int]:
-    """A fraction of each class, at least one of those with several images."""
-    array = np.array(labels)
-    chosen: set[int] = set()
-    for label in np.unique(array).tolist():
-        places = np.flatnonzero(array == label)
-        order = np.random.default_rng([SPLIT_SEED, label]).permutation(places)
-        count = min(round(fraction * len(places)) or int(fraction > 0), len(places) - 1)
-        chosen.update(order[:count].tolist())
-    return chosen
-
-
-def stratified_groups(labels: Sequence[int], groups: Sequence[str], fraction: float) -> set[int]:
-    """Whole groups that make up about a fraction of each class.
-
-    In a drawn order each group is taken that brings the counts of the classes closer to the
-    fraction (squared distance); where none does, the one that leaves them closest.
-    """
-    names, of_image = np.unique(np.array(groups), return_inverse=True)
-    array = np.array(labels)
-    order = np.random.default_rng(SPLIT_SEED).permutation(len(names))
-    by_group = np.split(np.argsort(of_image, kind="stable"), np.cumsum(np.bincount(of_image))[:-1])
-    missing = fraction * np.bincount(array).astype(float)
-    start, taken = missing.copy(), []
-    for group in order.tolist():
-        counts = np.bincount(array[by_group[group]], minlength=len(missing))
-        if _grown(counts, missing) < 0:
-            missing -= counts
-            taken.append(group)
-    if not taken and fraction > 0 and len(names) > 1:
-        alone = [_grown(np.bincount(array[g], minlength=len(start)), start) for g in by_group]
-        taken = [int(np.argmin(alone))]
-    return {place for group in taken for place in by_group[group].tolist()}
-
-
-def _grown(counts: NDArray[np.int64], missing: NDArray[np.float64]) -> float:
-    """By how much the squared distance to what is missing grows with these images."""
-    return float((counts * (counts - 2 * missing)).sum())

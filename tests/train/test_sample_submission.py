@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.io.sample_submission import match_sample
 from tpukit.io.tables import read_table
 from tpukit.tasks.eit.predict import image_file
 from tpukit.train.requests import PredictionRequest
+from tpukit.train.submission import match_sample
 
 
 def put(path, *rows):
