@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tpukit.errors import JobError
 from tpukit.io.units import GIB, format_bytes, three_digits
 from tpukit.train.config import TrainConfig
 
@@ -245,6 +246,16 @@ def memory_by_kind(used: int, program: int, resident: Mapping[str, int]) -> dict
     kinds = {name: resident.get(name, 0) for name in ("parameters", "optimizer", "ema")}
     temporaries = max(0, used - program - sum(kinds.values()))
     return {**kinds, "temporaries": temporaries, "program": program}
+
+
+def compiler_failure(batch: int, said: str) -> JobError:
+    """The error of a program that the TPU compiler fails on for another reason than its size."""
+    return JobError(
+        f"batch {batch}: the TPU compiler fails, not for lack of memory: {said}",
+        "Another batch (--start, --max) or length of rows, attention without its kernels"
+        " (--kernels off) or a newer libtpu may compile; else halve the model to find why.",
+        id="task-failed",
+    )
 
 
 def summary_line(text: str, width: int = 300) -> str:

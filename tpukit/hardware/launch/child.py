@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -26,6 +27,9 @@ SECONDS_TO_FINISH = 20.0
 """For a child that has nothing more to answer."""
 SECONDS_TO_END = 5.0
 """Wait for a killed process, in seconds; one that hangs in a driver never ends."""
+
+_FATAL = re.compile(r"^F\d{4} [\d:.]+ +\d+ (?P<place>\S+:\d+)\] (?P<said>.+)", re.M)
+"""A line of level FATAL in the logs of Abseil and glog."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,12 @@ class Death:
         """The last line that is not blank, or empty; 200 characters at most."""
         lines = (line.strip() for line in reversed(self.output.splitlines()))
         return next(filter(None, lines), "")[:200]
+
+    @property
+    def failed_check(self) -> str:
+        """What a C++ library said as it ended the process (`Check failed: ...`), or empty."""
+        found = _FATAL.search(self.output)
+        return f"{found['said'].strip()} ({found['place']})"[:200] if found else ""
 
     def is_out_of_memory(self, *, limited: bool) -> bool:
         """Whether it ran out of memory: its output says so, the kernel killed it, or it hung.

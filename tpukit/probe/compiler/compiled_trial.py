@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpukit.errors import JobError
 from tpukit.hardware.memory import is_out_of_memory_text
 from tpukit.hardware.options import Precision
 from tpukit.io.folders import JsonCache, cache_folder
@@ -24,7 +23,14 @@ from tpukit.probe.compiler.compile import (
 )
 from tpukit.probe.compiler.source_map import located_operations
 from tpukit.probe.targets import Target
-from tpukit.probe.trial import Effort, Trial, TrialRequest, memory_by_kind, summary_line
+from tpukit.probe.trial import (
+    Effort,
+    Trial,
+    TrialRequest,
+    compiler_failure,
+    memory_by_kind,
+    summary_line,
+)
 from tpukit.train.config import TrainConfig
 from tpukit.train.task import Task
 
@@ -120,13 +126,7 @@ class CompiledTrials:
         try:
             training, evaluation = self._compile(step, request)
         except CompilerRefusedError as error:
-            raise JobError(
-                f"batch {request.batch}: the TPU compiler fails, not for lack of memory:"
-                f" {summary_line(str(error))}",
-                "Another batch (--start, --max) or length of rows, attention without its kernels"
-                " (--kernels off) or a newer libtpu may compile; else halve the model to find why.",
-                id="task-failed",
-            ) from error
+            raise compiler_failure(request.batch, summary_line(str(error))) from error
         compiles = self.compiler.compiles - before
         trial = Trial(
             batch=request.batch,

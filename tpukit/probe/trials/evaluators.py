@@ -20,7 +20,14 @@ from tpukit.io.units import format_duration
 from tpukit.probe.compiler.client import find_client
 from tpukit.probe.compiler.source_map import SourceLine, is_model_code
 from tpukit.probe.targets import GpuTarget, Target
-from tpukit.probe.trial import COMPILER_MEMORY, TaskSource, Trial, TrialRequest, TrialSetup
+from tpukit.probe.trial import (
+    COMPILER_MEMORY,
+    TaskSource,
+    Trial,
+    TrialRequest,
+    TrialSetup,
+    compiler_failure,
+)
 from tpukit.probe.trials.worker import MODULE, read_result
 from tpukit.train.config import TrainConfig
 
@@ -45,6 +52,7 @@ EAGER_SECONDS, COMPILED_SECONDS = 600.0, 1800.0
 NO_MEMORY_HERE = "Error: out of memory: "
 """Text at the end of the log of a process that `tpukit.hardware.launch.memory_watch` ends."""
 CRASH = "Fatal Python error:"
+COMPILING = "/compiler/compile.py"
 STACK_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
 TRACE_CRASH_HINT = (
     "This is not a lack of memory. Operations that XLA runs on the CPU crash in a trace: write "
@@ -246,6 +254,9 @@ class CompilerEvaluator(ChildEvaluator):
                 "Close other programs, try smaller batches only (--max), or use another machine.",
                 id=COMPILER_MEMORY,
             )
+        # A trace runs C++ that checks, too: the stack says which of the two it was.
+        if death.failed_check and COMPILING in death.output.partition(CRASH)[2]:
+            return compiler_failure(request.batch, death.failed_check)
         if death.return_code not in (-signal.SIGKILL, -signal.SIGTERM):
             return super()._failure(request, death)
         return JobError(
