@@ -73,7 +73,7 @@ def faulty(app: Answer, faults: Faults) -> Answer:
             time.sleep(30)
             return refused(start)
         if how == "late":
-            time.sleep(3)
+            time.sleep(1)
         if how == "kill-within":
             # The body was sent by half: nothing of it is taken.
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0) // 2)

@@ -233,9 +233,28 @@ def test_kills_at_any_request(s3, whole, how, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "step"), [("fail", 2), ("lost", 2), ("late", 4), ("hang", 8)])
+@pytest.mark.parametrize(("ranks", "step"), [(2, 8), (4, 14)])
+def test_kills_of_several_ranks(s3, ranks, step, tmp_path):
+    """The process that was sending is killed, and the others end with it."""
+    address, faults = s3
+    several = ["--devices", ranks]
+    local = tmp_path / "whole"
+    assert tpukit(*arguments(local), *several, ranks=ranks).returncode == 0
+    whole = [(local / "checkpoints" / ANEW / name).read_bytes() for name in TENSORS]
+    for number in range(5, 84, step):
+        place = f"{address}-{number}"
+        faults.arm("kill-within", at=[number])
+        assert tpukit(*arguments(place), *several, ranks=ranks).returncode
+        faults.arm()
+        done = tpukit(*arguments(place), *several, ranks=ranks)
+        assert done.returncode == 0, (number, done.stderr)
+        assert tensors_at(place) == whole, number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "step"), [("fail", 1), ("lost", 1), ("late", 3), ("hang", 8)])
 def test_faults_of_any_request(s3, whole, how, step):
-    """Two hundred in all; each run ends with all its checkpoints, or with an error in a minute."""
+    """207 in all; each run ends with all its checkpoints, or with an error in a minute."""
     address, faults = s3
     for number in range(1, 84, step):
         place = f"{address}-{number}"

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 from fake_backend import FakeBackend
+from runs import SUPPORT, tpukit
 from tiny_task import Rows, Tiny
 from torch.utils.data import IterableDataset
 
-from tpukit.errors import DataError
+from tpukit.errors import ConfigError, DataError
 from tpukit.train.config import TrainConfig
-from tpukit.train.data import StreamPlan
 from tpukit.train.loader import example_batches
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder
+from tpukit.train.streams import StreamPlan, pack_positions
 from tpukit.train.task import Datasets, PlanSettings, named, stack_samples
 
 SETTINGS = PlanSettings(global_batch_size=6, micro_rows=3, devices=1, seed=0)
@@ -260,3 +261,140 @@ def test_names_and_values_must_agree():
         named(Pairs(5), "x", "y", "z")[3]
     with pytest.raises(DataError, match=r"sample 0 of Rows: .*found dict"):
         named(Rows(5), "x")[0]
+
+
+# -- parts of the ranks --------------------------------------------------------------------------
+def of_datasets():
+    from datasets import Dataset
+
+    return Dataset.from_dict({"number": range(64)}).to_iterable_dataset(num_shards=8)
+
+
+def of_webdataset(tmp_path):
+    import io
+    import tarfile
+
+    import webdataset
+
+    for shard in range(8):
+        with tarfile.open(tmp_path / f"{shard}.tar", "w") as tar:
+            for number in range(shard * 8, shard * 8 + 8):
+                content = str(number).encode()
+                info = tarfile.TarInfo(f"{number:03d}.cls")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    urls = str(tmp_path / "{0..7}.tar")
+    return webdataset.WebDataset(urls, shardshuffle=False).decode().rename(number="cls")
+
+
+def plan_of(stream, rank, world_size):
+    """A rank's plan of steps of 16 samples."""
+    plan = StreamPlan(stream, PlanSettings(16, 16, world_size, 0))
+    part = Tiny().shard(stream, rank, world_size)
+    if part is not None:
+        plan.split(part, rank, world_size)
+    return plan
+
+
+def numbers(plan, steps, rank, world_size):
+    micros = [plan.share(m, rank, world_size) for step in steps for m in plan.step(step)]
+    return [int(sample["number"]) for micro in micros for sample in micro.samples]
+
+
+@pytest.mark.parametrize("library", ["datasets", "webdataset"])
+def test_each_rank_reads_its_part_alone(library, monkeypatch, tmp_path):
+    """A pass of 64 samples over four ranks: each one once, and goes on where it stood."""
+    pytest.importorskip(library)
+    stream = of_datasets() if library == "datasets" else of_webdataset(tmp_path)
+    found = []
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        whole = plan_of(stream, rank, 4)
+        assert whole.is_split
+        own = numbers(whole, range(4), rank, 4)
+        first = plan_of(stream, rank, 4)
+        assert numbers(first, range(2), rank, 4) == own[:8]
+        packed = pack_positions([first.position()] * 4)
+        again = plan_of(stream, rank, 4)
+        assert again.seek(2, packed) == (2 if first.keeps_positions else 0)
+        again.step(1)
+        assert numbers(again, range(2, 4), rank, 4) == own[8:]
+        found += own
+        keys = {key.sample for micro in whole.step(3) for key in micro.keys}
+        assert {key % 4 for key in keys} == {rank}
+    assert sorted(found) == list(range(64))
+
+
+def test_parts_of_another_number_of_ranks_are_refused():
+    pytest.importorskip("datasets")
+    packed = pack_positions([plan_of(of_datasets(), rank, 2).position() for rank in range(2)])
+    for world_size in (1, 4):
+        with pytest.raises(ConfigError, match="split over 2 ranks"):
+            plan_of(of_datasets(), 0, world_size).seek(0, packed)
+
+
+def test_a_run_of_one_rank_goes_on_with_several():
+    """Each then reads all samples and keeps its rows, as the run began."""
+    pytest.importorskip("datasets")
+    one = plan_of(of_datasets(), 0, 1)
+    expected = numbers(one, range(4), 0, 1)
+    first = plan_of(of_datasets(), 0, 1)
+    first.step(1)
+    packed, found = first.position(), []
+    for rank in range(2):
+        plan = plan_of(of_datasets(), rank, 2)
+        plan.seek(2, packed)
+        plan.step(1)
+        found.append(numbers(plan, range(2, 4), rank, 2))
+    assert found[0][:8] + found[1][:8] + found[0][8:] + found[1][8:] == expected[32:]
+
+
+class Heavy(Stateful):
+    """Counts how often its state is taken."""
+
+    taken = 0
+
+    def state_dict(self):
+        Heavy.taken += 1
+        return super().state_dict()
+
+
+def test_a_position_is_taken_for_saves_alone(train):
+    """Twelve steps, saved after six and twelve; stopped in between, the steps are read again."""
+    Heavy.taken = 0
+    whole, *_ = train(Streaming(Heavy), "whole", max_steps=12, ckpt_every=6)
+    assert Heavy.taken == 2
+    train(Streaming(Heavy), max_steps=12, ckpt_every=6, max_time=1e-9)  # one step
+    resumed, lines, _ = train(Streaming(Heavy), max_steps=12, ckpt_every=6)
+    assert resumed == whole
+    assert any("reading the first 1 steps' samples again" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_four_ranks_with_two_workers_use_each_sample_once(tmp_path):
+    """A pass in two sessions; another number of ranks is refused."""
+    pytest.importorskip("datasets")
+    task = f"{SUPPORT / 'stream_task.py'}:Numbered"
+
+    def session(steps, ranks, folder):
+        used = tmp_path / folder
+        used.mkdir(exist_ok=True)
+        return tpukit(
+            "train", "--task", task, "--hw", "cpu", "--devices", ranks, "--max-steps", steps,
+            "--set", "schedule=constant", "--ckpt-every", "100", "--num-workers", "2",
+            "--results-dir", tmp_path / "run", ranks=ranks, env={"TPUKIT_TEST_USED": str(used)},
+        )  # fmt: skip
+
+    for steps, folder in ((3, "first"), (8, "second")):
+        done = session(steps, 4, folder)
+        assert done.returncode == 0, done.stderr
+    used = [
+        int(number)
+        for folder in ("first", "second")
+        for rank in range(4)
+        for number in (tmp_path / folder / str(rank)).read_text().split()
+    ]
+    assert sorted(used) == list(range(128))
+    refused = session(10, 2, "third")
+    assert refused.returncode and "split over 4 ranks" in refused.stderr

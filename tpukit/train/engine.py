@@ -198,7 +198,7 @@ class Engine:
         with self.monitor.pause():
             self.require_finite(self.learner.bad_step())
             with self.stop.saving():
-                self.state.stream = self.source.position
+                self.state.stream = self.source.saved_position()
                 self.writer.write(self.state, is_best=is_best)
                 self.monitor.watch.done("save")
             self._saved_step = self.step

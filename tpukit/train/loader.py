@@ -29,13 +29,13 @@ from tpukit.train.checks import (
     task_mistake,
 )
 from tpukit.train.data import (
-    StreamPlan,
     fill_rows,
     global_draws,
     is_stream,
     lack_of_room_named,
     put_in_shared_memory,
 )
+from tpukit.train.streams import StreamPlan, StreamPosition, pack_position, pack_positions
 from tpukit.train.task import (
     BatchPlan,
     MicroBatch,
@@ -236,22 +236,31 @@ def _read(
 class PlannedMicroBatches(Sampler[MicroBatch]):
     """This rank's share of the micro-batches of some steps of a plan."""
 
-    def __init__(self, plan: BatchPlan, steps: range, rank: int, world_size: int) -> None:
+    def __init__(
+        self, plan: BatchPlan, steps: range, rank: int, world_size: int,
+        saves_after: Callable[[int], bool] = lambda done: False,
+    ) -> None:  # fmt: skip
         self.plan = plan
+        self.saves_after = saves_after
         self.steps = steps
         self.rank = rank
         self.world_size = world_size
         self.ahead: deque[tuple[int, bytes | None]] = deque()
         """Number of micro-batches of each step that was begun and is not done, and the stream's
-        position after it (None: it cannot be restored); the oldest first."""
+        position after it, if a checkpoint is due there; the oldest first."""
 
     def __iter__(self) -> Iterator[MicroBatch]:
         for step in self.steps:
             micro_batches = self.plan.step(step)
-            position = self.plan.position() if isinstance(self.plan, StreamPlan) else None
+            stream, position = self.plan if isinstance(self.plan, StreamPlan) else None, None
+            if stream is not None and self.saves_after(step + 1):
+                position = stream.position()
             self.ahead.append((len(micro_batches), position))
             for micro in micro_batches:
-                yield micro.share(self.rank, self.world_size)
+                if stream is not None:
+                    yield stream.share(micro, self.rank, self.world_size)
+                else:
+                    yield micro.share(self.rank, self.world_size)
 
 
 @dataclass
@@ -262,7 +271,7 @@ class StepBatches:
     sampler: PlannedMicroBatches
     loader: MicroBatchLoader
     position: bytes | None = None
-    """Position of a training stream after the last step that is done."""
+    """Last known position of this rank's training stream: the steps since then are read again."""
 
     def read(self) -> Generator[list[Batch], None, None]:
         """The micro-batches of one step after the other."""
@@ -273,7 +282,19 @@ class StepBatches:
 
     def step_done(self) -> None:
         """The step whose batches were read last is done."""
-        _, self.position = self.sampler.ahead.popleft()
+        _, position = self.sampler.ahead.popleft()
+        self.position = position or self.position
+
+    def saved_position(self) -> bytes | None:
+        """What a checkpoint keeps of the training stream. Every rank calls it."""
+        stream = self.sampler.plan
+        if not isinstance(stream, StreamPlan):
+            return None
+        if stream.is_split:
+            return pack_positions(self.backend.all_gather_objects(self.position))
+        if self.position is None and stream.keeps_positions:
+            return pack_position(StreamPosition(0, 0, None, 0))
+        return self.position
 
 
 class GivenMicroBatches(Sampler[MicroBatch]):

@@ -36,6 +36,7 @@ from tpukit.train.metric_names import parse_metrics
 from tpukit.train.report.tested import METRIC_NAMES
 from tpukit.train.run_folder import RunFolder, read_config, run_folder
 from tpukit.train.schedule import BestMetric, completes_pass, is_due, parse_best_metric
+from tpukit.train.streams import StreamPlan
 from tpukit.train.task import BatchPlan, Datasets, PlanSettings, Task, overrides
 
 DEFAULT_CKPT_EVERY = 500
@@ -119,7 +120,10 @@ class RunPlan:
     ) -> StepBatches:  # fmt: skip
         """The device batches of the steps from `start` (0 is the first) to `stop`, or the last."""
         steps = range(start, self.total_steps if stop is None else stop)
-        sampler = PlannedMicroBatches(self.batches, steps, backend.rank, backend.world_size)
+        sampler = PlannedMicroBatches(
+            self.batches, steps, backend.rank, backend.world_size,
+            lambda done: self.saves_after(done, self.total_steps),
+        )  # fmt: skip
         loader = make_loader(self.task, self.datasets.train, sampler, self.loading, see)
         return StepBatches(backend, sampler, loader, position)
 
@@ -203,6 +207,10 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
         compiles=backend.compiles,
     )  # fmt: skip
     batches = check_batch_plan(task.plan(datasets.train, settings), task.plan, backend.devices)
+    if isinstance(batches, StreamPlan) and backend.world_size > 1:
+        part = task.shard(datasets.train, backend.rank, backend.world_size)
+        if part is not None:
+            batches.split(part, backend.rank, backend.world_size)
     total = config.max_steps or math.ceil((config.epochs or 1) * batches.steps_per_epoch())
     return RunPlan(
         request=replace(request, task=task),

@@ -17,7 +17,7 @@ from tpukit.io.lock import mark_ending
 from tpukit.io.remote import RemoteError
 from tpukit.io.units import format_bytes
 from tpukit.train.checkpoint import KEPT, BackgroundWriter, Checkpoint, point_as_recorded
-from tpukit.train.data import StreamPlan, is_stream
+from tpukit.train.data import is_stream
 from tpukit.train.engine import Engine
 from tpukit.train.evaluation import require_metrics
 from tpukit.train.learner import Learner
@@ -43,6 +43,7 @@ from tpukit.train.run_log import (
     task_failures_kept,
 )
 from tpukit.train.run_state import RunState, load_run_state
+from tpukit.train.streams import StreamPlan
 from tpukit.train.task import overrides
 from tpukit.train.user_code import code_warnings
 
@@ -114,6 +115,7 @@ def _already_finished(
         f"The run in {plan.folder.shown} {how} ({state.step} steps)."
         f" --no-resume starts a new one; {more}."
     )
+    plan.folder.store.publish()  # a killed run may have left a pointer behind
     losses = [row["loss"] for row in read_metrics(plan.folder) if row["kind"] == "train"]
     return TrainingResult(
         steps=state.step,
@@ -197,12 +199,18 @@ def _publish_end(folder: RunFolder, kind: object, error: BaseException | None, _
 
 def _resume_stream(stream: StreamPlan, state: RunState, log: Callable[[str], None]) -> None:
     """Restores the position of a training stream."""
-    if state.stream is None:
+    kept = stream.seek(state.step, state.stream)
+    if not kept:
         log(
             "The training stream keeps no position (state_dict and load_state_dict, of plain"
             f" values): reading the first {state.step} steps' samples again."
         )
-    stream.resume(state.step, state.stream)
+    elif kept < state.step:
+        log(
+            f"The training stream's position was kept at step {kept}: reading the samples of"
+            f" {state.step - kept} steps again."
+        )
+    stream.step(state.step - 1)
 
 
 # -- reporting -----------------------------------------------------------------------------------

@@ -42,7 +42,6 @@ from tpukit.train.data import (
     SampleKey,
     SampleSource,
     ShuffledPlan,
-    StreamPlan,
     global_draws,
     is_stream,
     named,
@@ -50,6 +49,7 @@ from tpukit.train.data import (
     stack_samples,
 )
 from tpukit.train.module_state import load_weights
+from tpukit.train.streams import StreamPlan, part_of_rank
 
 if TYPE_CHECKING:
     from tpukit.train.config import TrainConfig
@@ -313,6 +313,11 @@ class Task(ABC):
     def plan(self, data: Any, settings: PlanSettings) -> BatchPlan:
         """Which samples make up an optimizer step: shuffled passes, or a stream as it comes."""
         return StreamPlan(data, settings) if is_stream(data) else ShuffledPlan(len(data), settings)
+
+    def shard(self, stream: Any, rank: int, world_size: int) -> Any:
+        """A rank's part of the training stream, which it reads alone; None: every rank reads all of
+        it and keeps its rows. By default those of datasets and WebDataset are split."""
+        return part_of_rank(stream, rank, world_size)
 
     def evaluation_batches(
         self, data: SampleSource, settings: PlanSettings
