@@ -161,7 +161,7 @@ def main() -> None:
     exchange(list(trained.values()), list(moments.values()))
     backend.load(moments, host)
     loaded = backend.to_host(moments)
-    copied = len(backend.to_host(parameters, main_only=True))
+    copied = len(backend.to_host(parameters, to_save=True))
     left = {
         "parameters": host,
         "copied": backend.all_gather_objects(copied),

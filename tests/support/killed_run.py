@@ -60,7 +60,7 @@ class Countdown:
 
 def arm(at: str) -> None:
     """Places the events: each file written, synced, renamed, removed; steps; compilation."""
-    from tpukit.train import checkpoint, learner, run_state
+    from tpukit.train import checkpoint, learner, run_state, shards
 
     countdown = Countdown(at)
     if countdown.event == "keep":
@@ -78,7 +78,7 @@ def arm(at: str) -> None:
     countdown.wrap(learner.BatchSums, "add", "evaluate")
     countdown.wrap(run_state, "build_learner", "build")
     countdown.wrap(run_state.RunState, "state_dict", "copy")
-    _cut_a_written_file(countdown, checkpoint)
+    _cut_a_written_file(countdown, checkpoint, shards)
     if countdown.event == "compile":
         # The first step compiles: milliseconds into it.
         original = learner.Learner.train_step
@@ -165,7 +165,7 @@ def half_saved(save: Any, tensors: Any, path: Path) -> None:
     os.truncate(path, Path(path).stat().st_size // 2)
 
 
-def _cut_a_written_file(countdown: Countdown, checkpoint: object) -> None:
+def _cut_a_written_file(countdown: Countdown, checkpoint: object, shards: object) -> None:
     original = checkpoint.save_file
 
     def cut(tensors, path):
@@ -175,6 +175,15 @@ def _cut_a_written_file(countdown: Countdown, checkpoint: object) -> None:
             die()
 
     checkpoint.save_file = cut
+    sum_of = shards.sha256_of
+
+    def cut_shard(path):
+        if countdown.happened("half"):  # before the other ranks know that it is written
+            os.truncate(path, path.stat().st_size // 2)
+            die()
+        return sum_of(path)
+
+    shards.sha256_of = cut_shard
 
 
 def session(argv: list[str], at: str | None, ranks: int) -> int:

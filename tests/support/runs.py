@@ -23,9 +23,9 @@ from forked import (
     environment,
     stack_of,
 )
-from safetensors.torch import load_file
 
 from tpukit import cli
+from tpukit.train.checkpoint import open_checkpoint
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
@@ -170,7 +170,7 @@ def latest(run: Path) -> Path:
 
 def parameters(run: Path, name: str = "model") -> dict[str, torch.Tensor]:
     """Tensors of a run's newest checkpoint."""
-    return load_file(latest(run) / f"{name}.safetensors")
+    return open_checkpoint(latest(run)).tensors(name)
 
 
 def relative_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
@@ -194,8 +194,17 @@ def joint_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tenso
 
 def same_bytes(left: Path, right: Path) -> bool:
     """Whether two runs' newest checkpoints hold the same weights, average and optimizer."""
-    files = ("model.safetensors", "ema.safetensors", "optimizer.safetensors")
-    return all((latest(left) / f).read_bytes() == (latest(right) / f).read_bytes() for f in files)
+    sums = [
+        {
+            name: value
+            for name, value in json.loads((latest(run) / "state.json").read_bytes())[
+                "sha256"
+            ].items()
+            if name.endswith((".safetensors", ".distcp", ".metadata"))
+        }
+        for run in (left, right)
+    ]
+    return sums[0] == sums[1] and len(sums[0]) > 2
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:

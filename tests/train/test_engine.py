@@ -149,9 +149,9 @@ def test_the_host_holds_one_copy_of_the_state(request_for, monkeypatch):
     """The write before has ended when the next copy is made."""
     write, ends = checkpoint._write_files, []
 
-    def slow(partial, state):
+    def slow(partial, state, group):
         time.sleep(0.2)
-        write(partial, state)
+        write(partial, state, group)
         ends.append(state["plain"].step)
 
     def copied(self):

@@ -113,7 +113,11 @@ def gone_on(task):
     values = json.loads(json.dumps(state.values()))
     tensors = {name: tensor.contiguous().clone() for name, tensor in state.tensors().items()}
     second.backend.load(second.model_tensors(), first.model_tensors())
-    second.optimizer_state.restore(second.backend, values, tensors)
+    second.optimizer_state.restore(
+        values,
+        {name: tensor.to("meta") for name, tensor in tensors.items()},
+        lambda rooms: second.backend.load(rooms, tensors),
+    )
     second.steps_done = MIDDLE
     train(second, task, MIDDLE, STEPS)
     return second

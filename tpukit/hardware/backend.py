@@ -203,12 +203,11 @@ class Devices(Protocol):
         Each rank loads its own rows, which are split over its devices here.
         """
 
-    def to_host(
-        self, tensors: Mapping[str, Tensor], *, main_only: bool = False
-    ) -> dict[str, Tensor]:
+    def to_host(self, tensors: Mapping[str, Tensor], *, to_save: bool = False) -> dict[str, Tensor]:
         """Whole (unsharded) copies on the CPU. Every rank must call it.
 
-        main_only: no other rank than the main one holds copies, and they get an empty dict.
+        to_save: what this rank has to save, and no more: its shards (a DTensor on the CPU) of
+            tensors that the ranks hold in shards, of others the main rank has a copy.
         """
 
     def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
@@ -218,10 +217,16 @@ class Devices(Protocol):
 class ModelSteps(Protocol):
     """A model on the devices, its forward passes and its optimizer steps."""
 
-    def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
+    def prepare(
+        self, model: nn.Module | Callable[[], nn.Module], *, train: bool = True
+    ) -> nn.Module:
         """The model on the device: DDP or FSDP over several, compiled where that is faster.
 
         Weights must be loaded before. Tied parameters stay tied.
+
+        model: or what makes it, perhaps twice, its values a function of the seed it sets. Under
+            FSDP the large tensors of the model that it returns may have none yet (`is_meta`): they
+            are made one at a time, of which each rank keeps its shard.
         """
 
     def unwrap(self, model: nn.Module) -> nn.Module:

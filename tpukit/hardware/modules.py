@@ -12,20 +12,27 @@ from tpukit.errors import UsageError
 
 
 def move_tensors(
-    model: nn.Module, parameter: Callable[[Tensor], Tensor], buffer: Callable[[Tensor], Tensor]
+    model: nn.Module,
+    parameter: Callable[[Tensor], Tensor],
+    buffer: Callable[[Tensor], Tensor],
+    only: Callable[[Tensor], bool] = lambda tensor: True,
 ) -> None:
-    """Moves a model to another device in place; ties between its parameters stay.
+    """Moves a model, or the tensors of it that `only` takes, to another device in place; ties
+    between its parameters stay.
 
     `.to` would give each tied parameter a copy where a tensor cannot change its device.
     """
     moved: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, old in module.named_parameters(recurse=False):
+            if not only(old):
+                continue
             if id(old) not in moved:
                 moved[id(old)] = _like(old, parameter(old.detach()))
             module._parameters[name] = moved[id(old)]
         for name, old_buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer(old_buffer))
+            if only(old_buffer):
+                setattr(module, name, buffer(old_buffer))
 
 
 def _like(old: nn.Parameter, value: Tensor) -> nn.Parameter:

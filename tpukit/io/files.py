@@ -63,13 +63,18 @@ def write_picture(path: Path, figure: Any) -> None:
         figure.savefig(partial, dpi=110, format="png")
 
 
+def partial_of(path: Path) -> Path:
+    """Where `replacing_folder` fills what becomes `path`."""
+    return path.with_name(f".{path.name}.partial")
+
+
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
     """An empty folder beside `path` to fill; renamed to `path` when the block succeeds.
 
     The files in it are not synced. `path` must not exist by then.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_of(path)
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)

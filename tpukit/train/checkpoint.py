@@ -1,9 +1,10 @@
 """Checkpoints: atomic writes, verified when read.
 
-A checkpoint is a folder `step-00001000` with `model`, `ema` and `optimizer` as .safetensors, the
-other entries of the model's state dict as `extra_state.pt`, the run's artifacts (normalisation,
-tokenizer) as they are, and `state.json` with the rest and the SHA-256 of every file. A reader never
-sees half of one: the folder appears by a rename.
+A checkpoint is a folder `step-00001000` with `model`, `ema` and `optimizer` as .safetensors (where
+ranks hold shards, in files of `shards.py`), the other entries of the model's state dict as
+`extra_state.pt`, the run's artifacts (normalisation, tokenizer) as they are, and `state.json` with
+the rest and the SHA-256 of every file. A reader never sees half of one: the folder appears by a
+rename, and its state's file is the last one.
 """
 
 import hashlib
@@ -16,18 +17,31 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from tpukit.errors import CheckpointError, JobError, NonFiniteLossError, UsageError
-from tpukit.io.files import replacing_folder, sha256_of, sync_file, write_file
+from tpukit.hardware.backend import Backend
+from tpukit.hardware.modules import local
+from tpukit.io.files import partial_of, replacing_folder, sha256_of, sync_file, write_file
+from tpukit.train.shards import (
+    INDEX_FILE,
+    Shards,
+    first_of_ranks,
+    group_of_writers,
+    is_shard,
+    write_shards,
+)
 
 FORMAT = 1
 KEPT = 2
@@ -67,16 +81,21 @@ the training stream's position (`stream`) and the names of the parameters that a
 
 
 # -- writing -------------------------------------------------------------------------------------
-def write_checkpoint(folder: Path, state: StateDict) -> Path:
+def write_checkpoint(
+    folder: Path, state: StateDict, group: dist.ProcessGroup | None = None
+) -> Path:
     """Writes one checkpoint into `folder` and points `latest` at it. Returns its path.
 
     On any failure what was there stays as it was, and the partial folder is removed. Raises
     NonFiniteLossError for a state from which no run could go on.
+
+    group: of ranks whose states are shards, all of which call this; the first one commits.
     """
     plain: PlainState = state["plain"]
     final = folder / name_of(plain.step)
-    kept = ((file, key, t) for file in TENSOR_FILES for key, t in state.get(file, {}).items())
-    if place := first_not_finite(kept, state["trained"], plain.not_finite):
+    kept = ((file, key, local(t)) for file, of in _tensors(state).items() for key, t in of.items())
+    place = first_not_finite(kept, state["trained"], plain.not_finite)
+    if place := place if group is None else first_of_ranks(place, group):
         raise NonFiniteLossError(
             f"The state stopped being finite by step {plain.step}: {place}. No checkpoint"
             " was written of it.",
@@ -84,8 +103,11 @@ def write_checkpoint(folder: Path, state: StateDict) -> Path:
             " checkpoint before.",
         )
     with _errors_of(final):
+        if group is not None and dist.get_rank(group) > 0:
+            write_shards(partial_of(final), _tensors(state), group)
+            return final
         with replacing_folder(final) as partial:
-            _write_files(partial, state)
+            _write_files(partial, state, group)
             if final.exists():  # damaged: the run went on from one before it
                 _take_away(final)
         point(folder / "latest", final.name)
@@ -105,13 +127,17 @@ def _errors_of(checkpoint: Path) -> Iterator[None]:
         ) from error
 
 
-def _write_files(partial: Path, state: StateDict) -> None:
-    sums = {}
-    for name in TENSOR_FILES:
-        if name in state:
-            path = partial / f"{name}.safetensors"
-            save_file({key: tensor.contiguous() for key, tensor in state[name].items()}, path)
-            sums[path.name] = _sync_and_sum(path)
+def _tensors(state: StateDict) -> dict[str, dict[str, Tensor]]:
+    return {name: state[name] for name in TENSOR_FILES if name in state}
+
+
+def _write_files(partial: Path, state: StateDict, group: dist.ProcessGroup | None) -> None:
+    """The state's file is the last one."""
+    sums = {} if group is None else write_shards(partial, _tensors(state), group)
+    for name, tensors in _tensors(state).items() if group is None else ():
+        path = partial / f"{name}.safetensors"
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+        sums[path.name] = _sync_and_sum(path)
     others = {EXTRA_FILE: state["extra"], STREAM_FILE: state["stream"]}
     kept = {name: content for name, content in others.items() if content is not None}
     for name, content in {**state["artifacts"], **kept}.items():
@@ -217,7 +243,8 @@ def _take_away(path: Path) -> None:
 class BackgroundWriter:
     """Writes states one at a time on a thread; a failure surfaces at the next call of any.
 
-    Every rank has one; that of the main rank writes, and calls `after` there for each checkpoint.
+    Every rank has one. That of the main rank writes, and calls `after` there for each checkpoint;
+    of sharded states each writes its part.
     """
 
     def __init__(
@@ -228,13 +255,18 @@ class BackgroundWriter:
         self._is_main = is_main
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        self._group: dist.ProcessGroup | None = None
 
     def write(self, state: Stateful, *, is_best: bool) -> None:
         """Copies the state and starts writing, after the one before has ended: else the host would
         hold two copies."""
         self.wait()
         copied = state.state_dict()
-        if self._is_main:
+        every = (tensor for named in _tensors(copied).values() for tensor in named.values())
+        in_shards = any(isinstance(tensor, DTensor) for tensor in every)
+        if in_shards and self._group is None:
+            self._group = group_of_writers()
+        if self._is_main or in_shards:
             self._pending = self._pool.submit(self._write, copied, is_best)
 
     def record_best(self, step: int, best: Mapping[str, float]) -> None:
@@ -251,7 +283,9 @@ class BackgroundWriter:
             self.wait()
 
     def _write(self, state: StateDict, is_best: bool) -> None:
-        path = write_checkpoint(self.folder, state)
+        path = write_checkpoint(self.folder, state, self._group)
+        if not self._is_main:
+            return
         with _errors_of(path):
             if is_best:
                 point(self.folder / "best", path.name)
@@ -282,38 +316,80 @@ class Checkpoint:
     files: frozenset[str]
     """Names of the files that were written, without the state's: nothing else is read."""
 
-    def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of `model`, `ema` or `optimizer`; empty where that file is not kept."""
-        file = f"{name}.safetensors"
-        return load_file(self.path / file) if file in self.files else {}
+    @cached_property
+    def shards(self) -> Shards | None:
+        """What reads the tensors of a sharded run."""
+        return Shards(self.path) if INDEX_FILE in self.files else None
 
-    def names(self, name: str) -> list[str]:
-        """The names of a file's tensors."""
-        file = f"{name}.safetensors"
-        if file not in self.files:
-            return []
-        with safe_open(self.path / file, "pt") as opened:
-            return list(opened.keys())
+    def shapes(self, name: str) -> dict[str, Tensor]:
+        """The tensors of `model`, `ema` or `optimizer` without values; empty where that file is not
+        kept."""
+        if self.shards is not None:
+            return self.shards.shapes(name)
+        if f"{name}.safetensors" not in self.files:
+            return {}
+        with safe_open(self.path / f"{name}.safetensors", "pt") as opened:
+            return {key: opened.get_tensor(key).to("meta") for key in opened.keys()}  # noqa: SIM118
+
+    def tensors(self, name: str, keys: Iterable[str] | None = None) -> dict[str, Tensor]:
+        """Those tensors, or some of them, whole and on the host."""
+        shapes = self.shapes(name)
+        wanted = shapes if keys is None else {key: shapes[key] for key in keys}
+        if self.shards is not None:
+            found = {key: torch.empty_like(t, device="cpu") for key, t in wanted.items()}
+            self.shards.fill(name, found)
+            return found
+        if not wanted:
+            return {}
+        with safe_open(self.path / f"{name}.safetensors", "pt") as opened:
+            return {key: opened.get_tensor(key) for key in wanted}
+
+    def load(self, name: str, targets: Mapping[str, Tensor], backend: Backend) -> None:
+        """Reads tensors of a file into some of the devices; each rank its part of sharded ones."""
+        direct = {key: t for key, t in targets.items() if self.shards and isinstance(t, DTensor)}
+        if self.shards is not None and direct:
+            self.shards.fill(name, direct)
+        for key in targets.keys() - direct.keys():
+            backend.load({key: targets[key]}, self.tensors(name, [key]))
 
     def each_tensor(self) -> Iterator[tuple[str, str, Tensor]]:
         """(file, name, tensor), read one at a time."""
         for file in TENSOR_FILES:
-            for name in self.names(file):
-                with safe_open(self.path / f"{file}.safetensors", "pt") as opened:
-                    yield file, name, opened.get_tensor(name)
+            for name in self.shapes(file):
+                yield file, name, self.tensors(file, [name])[name]
 
-    def weights(self) -> dict[str, Any]:
-        """The model's state dict: its tensors, and where it was written what else there is."""
-        state: dict[str, Any] = {}
-        if EXTRA_FILE in self.files:
-            state = unpack_state((self.path / EXTRA_FILE).read_bytes())
-        state.update(self.tensors("model"))
+    def weights(self, *, averaged: bool = False) -> dict[str, Any]:
+        """The model's state dict: its tensors, and where it was written what else there is.
+
+        averaged: with the EMA weights, where they are kept.
+        """
+        files = ["model", "ema"] if averaged else ["model"]
+        return self._extra() | {k: t for file in files for k, t in self.tensors(file).items()}
+
+    def weights_of(
+        self, model: nn.Module, backend: Backend, *, averaged: bool = False
+    ) -> dict[str, Any]:
+        """The same, read into the tensors of a prepared model, but for those of another shape."""
+        state, own = self._extra(), model.state_dict()
+        for file in ["model", "ema"] if averaged else ["model"]:
+            places = {
+                key: own[key]
+                if key in own and own[key].shape == shape.shape
+                else torch.empty_like(shape, device="cpu")
+                for key, shape in self.shapes(file).items()
+            }
+            self.load(file, places, backend)
+            state |= places
         return state
+
+    def _extra(self) -> dict[str, Any]:
+        if EXTRA_FILE not in self.files:
+            return {}
+        return unpack_state((self.path / EXTRA_FILE).read_bytes())
 
     def state_dict(self) -> StateDict:
         """What `RunState.load_state_dict` takes, but for the EMA weights."""
-        read = {"optimizer": self.tensors("optimizer"), "stream": self.stream()}
-        return {"plain": self.state, **read}
+        return {"plain": self.state, "stored": self, "stream": self.stream()}
 
     def stream(self) -> bytes | None:
         """Position of the training stream; None without one, or where it keeps no position."""
@@ -322,6 +398,7 @@ class Checkpoint:
     def artifacts(self) -> dict[str, bytes]:
         """The run's small files by name."""
         other = {EXTRA_FILE, STREAM_FILE, *(f"{name}.safetensors" for name in TENSOR_FILES)}
+        other |= {name for name in self.files if self.shards and is_shard(name)}
         return {name: (self.path / name).read_bytes() for name in sorted(self.files - other)}
 
 
@@ -355,8 +432,11 @@ def point_as_recorded(checkpoint: Checkpoint) -> None:
             point(folder / pointer, name)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint whose files' sums were verified. Raises CheckpointError naming the file."""
+def open_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
+    """A checkpoint whose files' sums were verified. Raises CheckpointError naming the file.
+
+    verify: False where another rank has done so.
+    """
     try:
         body = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
         if body.pop("sha256_of_this", None) != _sum_of_values(body):
@@ -371,7 +451,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         state = PlainState(**body)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path / STATE_FILE} is damaged or missing: {error}.") from error
-    for file, expected in ((path / name, digest) for name, digest in sums.items()):
+    for file, expected in ((path / n, digest) for n, digest in sums.items() if verify):
         try:
             found = sha256_of(file)
         except OSError as error:
@@ -388,8 +468,10 @@ def require_finite(checkpoint: Checkpoint) -> None:
 
     The trained parameters are those that the optimizer keeps a state for.
     """
+    if checkpoint.shards is not None:
+        return  # each rank looked at its part
     tensors = checkpoint.each_tensor()
-    trained = {key.split("/")[1] for key in checkpoint.names("optimizer")}
+    trained = {key.split("/")[1] for key in checkpoint.shapes("optimizer")}
     if place := first_not_finite(tensors, trained, checkpoint.state.not_finite):
         raise CheckpointError(f"{place}: no run can go on from it.")
 

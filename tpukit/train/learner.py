@@ -457,8 +457,11 @@ def seed_loss(backend: Backend, *key: int) -> None:
     backend.load_state({"seed": of_torch})
 
 
-def build_learner(task: Task, backend: Backend, model: nn.Module, config: TrainConfig) -> Learner:
-    """The learner of a model whose weights are loaded and which is on the CPU still."""
+def build_learner(
+    task: Task, backend: Backend, model: nn.Module | Callable[[], nn.Module], config: TrainConfig
+) -> Learner:
+    """The learner of a model whose weights are loaded and which is on the CPU still, or of what
+    makes one: see `Backend.prepare`."""
     prepared = backend.prepare(model)
     prepared.train()
     optimizer = build_optimizer(task, backend, prepared, config)

@@ -1,11 +1,11 @@
 """A run's optimizer and its EMA weights: built for a prepared model, their state."""
 
-import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from traceback import walk_tb
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from tpukit.hardware.backend import Average, Backend, OptimizerSettings, Paramet
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.modules import exchange, persistent_buffers, running_statistics
 from tpukit.hardware.optimizers import has_modes, require_steppable
-from tpukit.train.checkpoint import Checkpoint
 from tpukit.train.checks import expect
 from tpukit.train.config import EMAUpdates, TrainConfig
 from tpukit.train.module_state import load_weights
@@ -209,14 +208,14 @@ def start_ema(config: TrainConfig, model: nn.Module, optimizer: Optimizer) -> EM
     return EMA(model, schedule)
 
 
-def averages_of(model: nn.Module, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """A checkpoint's EMA weights by the names that `EMA` has for them."""
-    trained, source = checkpoint.weights(), str(checkpoint.path)
-    averaged = copy.copy(trained)
-    # What it does not hold of its own, frozen parameters and in early runs buffers, is the model's.
-    averaged.update(checkpoint.tensors("ema"))
-    load_weights(model, averaged, source)
+def averages_of(model: nn.Module, read: Callable[[bool], Mapping[str, Any]]) -> dict[str, Tensor]:
+    """A checkpoint's EMA weights by the names that `EMA` has for them.
+
+    read: gives the checkpoint's state dict, with EMA weights where it is given True. What it does
+        not hold of its own, frozen parameters and in early runs buffers, is the model's.
+    """
+    load_weights(model, read(True), "the checkpoint")
     own = {**dict(model.named_parameters()), **persistent_buffers(model)}
     averages = {name: tensor.detach().clone() for name, tensor in own.items()}
-    load_weights(model, trained, source)
+    load_weights(model, read(False), "the checkpoint")
     return averages

@@ -1,7 +1,7 @@
 """The state of any optimizer in a checkpoint: tensors by name, and what JSON can hold."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from tpukit.errors import ConfigError, UsageError
-from tpukit.hardware.backend import Backend
 from tpukit.hardware.modules import local
 from tpukit.hardware.optimizers import evaluation_mode, has_modes
 
@@ -175,16 +174,20 @@ class OptimizerState:
 
     # -- restoring --------------------------------------------------------------------------------
     def restore(
-        self, backend: Backend, values: Mapping[str, Any], tensors: Mapping[str, Tensor]
+        self,
+        values: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        load: Callable[[Mapping[str, Tensor]], None],
     ) -> None:
         """Loads the state of a checkpoint. Raises ConfigError where another optimizer wrote it.
 
         values: empty in checkpoints of versions before 0.3, whose optimizer is AdamW.
+        tensors: by name, without values; load: reads the values into tensors of these names.
         """
         present, forms = self.tensors(), values.get("values", {})
         self._require_same_kind(values.get("class", "AdamW"), present, {*tensors, *forms})
         rooms = {key: self._room(key, value, present.get(key)) for key, value in tensors.items()}
-        backend.load(rooms, tensors)
+        load(rooms)
         entries = {
             key: self._unpack(forms.get(key, {"tensor": key, "strides": None}), rooms)
             for key in {**tensors, **forms}
@@ -241,9 +244,9 @@ class OptimizerState:
         kind, like = key.partition("/")[0], self._parameter_of(key)
         if like is None:
             device = next(iter(self.parameters.values())).device
-            return torch.zeros_like(value, device=device if value.ndim else None)
+            return torch.zeros_like(value, device=device if value.ndim else "cpu")
         if kind == "step" and not self._counts_on_device(like):
-            return torch.zeros_like(value)
+            return torch.zeros_like(value, device="cpu")
         if value.shape == like.shape:
             return torch.zeros_like(like, dtype=value.dtype).detach()
         return local(like).new_zeros(value.shape, dtype=value.dtype).detach()

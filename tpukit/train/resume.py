@@ -4,7 +4,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,14 @@ from tpukit.errors import CheckpointError, ConfigError, UsageError
 from tpukit.hardware.backend import Backend
 from tpukit.io.files import replacing_folder
 from tpukit.io.process import output_sent_to
-from tpukit.train.checkpoint import Checkpoint, list_checkpoints, newest_good, point, read_pointer
+from tpukit.train.checkpoint import (
+    Checkpoint,
+    list_checkpoints,
+    newest_good,
+    open_checkpoint,
+    point,
+    read_pointer,
+)
 from tpukit.train.checks import expect
 from tpukit.train.config import EARLIER_VALUES, TrainConfig
 from tpukit.train.plan import RunPlan, TrainingRequest
@@ -100,12 +107,24 @@ def _remove_import(folder: RunFolder) -> None:
 def find_checkpoint(
     request: TrainingRequest, backend: Backend, log: Callable[[str], None]
 ) -> Checkpoint | None:
-    """The newest good checkpoint, the same one in every rank."""
-    checkpoint = newest_good(request.folder.checkpoints, log)
-    steps = backend.all_gather_objects(checkpoint.state.step if checkpoint else None)
-    if len(set(steps)) > 1:
+    """The newest good checkpoint, as rank 0 has verified it."""
+    checkpoint, problem = None, None
+    if backend.is_main:
+        try:
+            checkpoint = newest_good(request.folder.checkpoints, log)
+        except CheckpointError as error:
+            problem = error.message, error.hint
+    found = checkpoint and checkpoint.path.name, problem
+    name, problem = backend.all_gather_objects(found)[0]
+    if problem is not None:
+        raise CheckpointError(*problem)
+    if name is not None and checkpoint is None:
+        with suppress(CheckpointError):
+            checkpoint = open_checkpoint(request.folder.checkpoints / name, verify=False)
+    seen = backend.all_gather_objects(checkpoint and checkpoint.state.step)
+    if len(set(seen)) > 1:
         raise CheckpointError(
-            f"The ranks see different checkpoints in {request.folder.shown}: steps {steps}.",
+            f"The ranks see different checkpoints in {request.folder.shown}: steps {seen}.",
             "All hosts must share the run folder.",
         )
     if source := request.config.init_from:

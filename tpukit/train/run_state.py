@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 
 from tpukit.hardware.backend import Backend
+from tpukit.hardware.modules import local
 from tpukit.train.checkpoint import (
     Checkpoint,
     PlainState,
@@ -16,6 +17,7 @@ from tpukit.train.checkpoint import (
     tensors_of,
 )
 from tpukit.train.learner import Learner, build_learner, seed_everything
+from tpukit.train.module_state import load_weights
 from tpukit.train.optimizer import averages_of
 from tpukit.train.plan import RunPlan
 from tpukit.train.weights import initial_model
@@ -43,14 +45,15 @@ class RunState(Stateful):
         return self.learner.steps_done
 
     def state_dict(self) -> StateDict:
-        """Copies on the main rank's host. Every rank calls it."""
+        """Copies on the host: of shards on each rank's, else on the main rank's. Every rank calls
+        it."""
         learner, backend = self.learner, self.learner.backend
         model = learner.model_tensors()
         kept = {"model": model, "optimizer": learner.optimizer_state.tensors()}
-        copies = {name: backend.to_host(each, main_only=True) for name, each in kept.items()}
+        copies = {name: backend.to_host(each, to_save=True) for name, each in kept.items()}
         with learner.evaluation_weights() as averaged:
             if averaged:
-                copies["ema"] = backend.to_host(averaged, main_only=True)
+                copies["ema"] = backend.to_host(averaged, to_save=True)
         plain = PlainState(
             step=self.step,
             task=self.plan.task.name,
@@ -74,7 +77,12 @@ class RunState(Stateful):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over a checkpoint's state, but for the weights: a model is placed with them."""
         plain, learner, backend = state_dict["plain"], self.learner, self.learner.backend
-        learner.optimizer_state.restore(backend, plain.optimizer, state_dict["optimizer"])
+        stored: Checkpoint = state_dict["stored"]
+        learner.optimizer_state.restore(
+            plain.optimizer,
+            stored.shapes("optimizer"),
+            lambda rooms: stored.load("optimizer", rooms, backend),
+        )
         if learner.ema:
             backend.load(learner.ema.weights, state_dict["ema"])
         backend.load({"window": learner.window}, {"window": torch.tensor(plain.window)})
@@ -89,20 +97,52 @@ def load_run_state(
     plan: RunPlan, backend: Backend, checkpoint: Checkpoint | None = None
 ) -> RunState:
     """The state as a checkpoint left it, or as the seed and the data initialise it."""
-    config = plan.config
-    seed_everything(config.global_seed)
-    model = initial_model(plan.task, backend, config, checkpoint, plan.datasets)
-    if checkpoint is None:
-        start = _not_finite(model)
-        state = RunState(plan, build_learner(plan.task, backend, model, config))
-        state.learner.not_finite_at_start = start
-        return state
-    averages = {} if config.ema_decay is None else averages_of(model, checkpoint)
-    state = RunState(plan, build_learner(plan.task, backend, model, config))
-    state.load_state_dict({**checkpoint.state_dict(), "ema": averages})
+    start = _Start(plan, backend, checkpoint)
+    state = RunState(plan, build_learner(plan.task, backend, start.make, plan.config))
+    if start.is_unfilled:
+        start.finish(backend.unwrap(state.learner.model))
+    state.learner.not_finite_at_start = start.not_finite
+    if checkpoint is not None:
+        state.load_state_dict({**checkpoint.state_dict(), "ema": start.averages})
     return state
 
 
-def _not_finite(model: nn.Module) -> list[str]:
-    tensors = {**dict(model.named_parameters()), **tensors_of(model)}
-    return [name for name, tensor in tensors.items() if not is_finite(tensor)]
+class _Start:
+    """A run's model, on the host or, where no host holds it, once it is placed."""
+
+    def __init__(self, plan: RunPlan, backend: Backend, checkpoint: Checkpoint | None) -> None:
+        self.plan, self.backend, self.checkpoint = plan, backend, checkpoint
+        self.is_unfilled = False
+        """Whether tensors of the model were made after it."""
+        self.averages: dict[str, Tensor] = {}
+        self.not_finite: list[str] = []
+
+    def make(self) -> nn.Module:
+        plan = self.plan
+        seed_everything(plan.config.global_seed)
+        model = initial_model(plan.task, self.backend, plan.config, self.checkpoint, plan.datasets)
+        self.is_unfilled = any(parameter.is_meta for parameter in model.parameters())
+        if not self.is_unfilled:
+            self.finish(model)
+        return model
+
+    def finish(self, model: nn.Module) -> None:
+        """Reads a checkpoint's weights into a model that is placed, and its EMA weights; of a new
+        run, what is not finite."""
+        stored, unfilled = self.checkpoint, self.is_unfilled
+        if stored is None:
+            named = {**dict(model.named_parameters()), **tensors_of(model)}
+            found = [name for name, tensor in named.items() if not is_finite(local(tensor))]
+            of_ranks = self.backend.all_gather_objects(found) if unfilled else [found]
+            self.not_finite = [name for name in named if any(name in each for each in of_ranks)]
+            return
+
+        def read(averaged: bool) -> dict[str, Any]:
+            if unfilled:
+                return stored.weights_of(model, self.backend, averaged=averaged)
+            return stored.weights(averaged=averaged)
+
+        if self.plan.config.ema_decay is not None:
+            self.averages = averages_of(model, read)
+        elif unfilled:
+            load_weights(model, read(averaged=False), str(stored.path))

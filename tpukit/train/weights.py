@@ -125,7 +125,8 @@ def initial_model(
 ) -> nn.Module:
     """The model on the CPU with a checkpoint's weights, another run's or the task's own.
 
-    data: None where only shapes matter (a memory trial).
+    data: None where only shapes matter (a memory trial). Tensors that are made later (`is_meta`)
+    are not given a checkpoint's.
 
     Raises CheckpointError naming what does not fit.
     """
@@ -133,7 +134,8 @@ def initial_model(
     if data is not None:
         require_savable(task, model)
     if checkpoint is not None:
-        load_weights(model, checkpoint.weights(), str(checkpoint.path))
+        if not any(parameter.is_meta for parameter in model.parameters()):
+            load_weights(model, checkpoint.weights(), str(checkpoint.path))
     elif data is not None and (source := config.init_from) is not None:
         hint = (
             "Give the settings of its model, or copy what fits in the task's"

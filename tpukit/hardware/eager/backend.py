@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from tpukit.errors import ConfigError, HardwareError
@@ -37,6 +38,7 @@ from tpukit.hardware.collectives import (
 )
 from tpukit.hardware.eager.compiling import compile_forward, compiled_passes, is_recorded
 from tpukit.hardware.eager.cpu_attention import cpu_attention
+from tpukit.hardware.eager.deferred import CannotDeferError
 from tpukit.hardware.eager.devices import CpuDevice, CudaDevice, EagerDevice, check_cuda
 from tpukit.hardware.eager.distributed import DDP, FSDP, SingleProcess, split_mixed_groups
 from tpukit.hardware.eager.grad_scaling import (
@@ -167,7 +169,18 @@ class EagerBackend(TorchOps):
         allowed = self.fused and (is_recorded() or not torch.compiler.is_compiling())
         return allowed and fits(query, key, bias, starts, causal=causal)
 
-    def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
+    def prepare(
+        self, model: nn.Module | Callable[[], nn.Module], *, train: bool = True
+    ) -> nn.Module:
+        made = model if isinstance(model, nn.Module) else self.parallelism.make(model)
+        try:
+            return self._prepared(made, train=train)
+        except CannotDeferError:
+            if isinstance(model, nn.Module):
+                raise
+            return self._prepared(model(), train=train)
+
+    def _prepared(self, model: nn.Module, *, train: bool) -> nn.Module:
         if self.compiles:
             # Else generation would compile each of its many shapes.
             compile_forward(model, every_pass=self.compiles_everything)
@@ -289,14 +302,12 @@ class EagerBackend(TorchOps):
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self.collectives.all_gather_objects(value)
 
-    def to_host(
-        self, tensors: Mapping[str, Tensor], *, main_only: bool = False
-    ) -> dict[str, Tensor]:
+    def to_host(self, tensors: Mapping[str, Tensor], *, to_save: bool = False) -> dict[str, Tensor]:
         copies = {}
         for name, tensor in tensors.items():
-            whole = self.parallelism.whole(tensor)
-            if self.is_main or not main_only:
-                copies[name] = whole.to("cpu", copy=True)
+            taken = tensor.detach() if to_save else self.parallelism.whole(tensor)
+            if not to_save or self.is_main or isinstance(taken, DTensor):
+                copies[name] = taken.to("cpu", copy=True)
         return copies
 
     @torch.no_grad()

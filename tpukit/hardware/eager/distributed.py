@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_leaves
 from tpukit.errors import UsageError
 from tpukit.hardware.eager.buffers import share_buffers, synchronized_batch_norm
 from tpukit.hardware.eager.compiling import is_recorded
-from tpukit.hardware.modules import local, repeated_blocks, require_unpacked
+from tpukit.hardware.eager.deferred import Deferred, deferred
+from tpukit.hardware.modules import local, move_tensors, repeated_blocks, require_unpacked
 
 
 class SingleProcess:
@@ -35,6 +36,10 @@ class SingleProcess:
     ) -> None:
         self.place = place
         self.sync_batchnorm = sync_batchnorm
+
+    def make(self, function: Callable[[], nn.Module]) -> nn.Module:
+        """The model that a function makes, which `prepare` takes."""
+        return function()
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         return self.place(model)
@@ -172,9 +177,20 @@ class FSDP(SingleProcess):
         # Without a place `fully_shard` moves the model.
         super().__init__(place or (lambda model: model), sync_batchnorm=sync_batchnorm)
         self.mesh, self.half = mesh, half
+        self._defers = place is None
+        self._deferred: Deferred | None = None
+        """What makes the large tensors of the model that was made last."""
+
+    def make(self, function: Callable[[], nn.Module]) -> nn.Module:
+        if not self._defers:
+            return super().make(function)
+        model, self._deferred = deferred(function)
+        return model
 
     def prepare(self, model: nn.Module, *, train: bool) -> nn.Module:
         require_unpacked(model, "--shard")
+        later, self._deferred = self._deferred, None
+        unfilled = {n: p for n, p in model.named_parameters() if later is not None and p.is_meta}
         model = self.place(model)
         whole = {parameter for parameter in model.parameters() if parameter.ndim == 0}
         in_half = set() if self.half is None else _in_half(model)
@@ -187,9 +203,22 @@ class FSDP(SingleProcess):
             # Sums, not means; and means over gloo are sums in torch 2.8.
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
+        if later is not None:
+            self._fill(model, unfilled, later)
         for tensor in (*_whole(model), *model.buffers()):
             tensor.data = tensor.data.to(self.mesh.device_type)
         return model
+
+    def _fill(self, model: nn.Module, unfilled: Mapping[str, Tensor], later: Deferred) -> None:
+        """Makes the tensors without values one at a time; of a sharded one a rank's part stays."""
+        move_tensors(model, later.value, later.value, only=_is_whole_and_unfilled)
+        device = self.mesh.device_type
+        model._apply(  # type: ignore[no-untyped-call]
+            lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor
+        )
+        for name, parameter in model.named_parameters():
+            if name in unfilled and isinstance(parameter, DTensor):
+                self.fill(parameter, later.value(unfilled[name]))
 
     def _shard(
         self, module: nn.Module, in_half: set[nn.Parameter], whole: set[nn.Parameter]
@@ -316,6 +345,10 @@ def _called_parts(model: nn.Module) -> Iterator[nn.Module]:
 
 def _sharded(model: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def _is_whole_and_unfilled(tensor: Tensor) -> bool:
+    return tensor.is_meta and not isinstance(tensor, DTensor)
 
 
 def _whole(model: nn.Module) -> list[nn.Parameter]:

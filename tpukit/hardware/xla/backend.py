@@ -142,7 +142,10 @@ class XlaBackend(XlaOps):
         }
 
     # -- models and batches -----------------------------------------------------------------------
-    def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
+    def prepare(
+        self, model: nn.Module | Callable[[], nn.Module], *, train: bool = True
+    ) -> nn.Module:
+        model = model if isinstance(model, nn.Module) else model()
         require_unpacked(model, "a TPU")
         self.mesh.place(model)
         return model
@@ -336,11 +339,9 @@ class XlaBackend(XlaOps):
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self.collectives.all_gather_objects(value)
 
-    def to_host(
-        self, tensors: Mapping[str, Tensor], *, main_only: bool = False
-    ) -> dict[str, Tensor]:
+    def to_host(self, tensors: Mapping[str, Tensor], *, to_save: bool = False) -> dict[str, Tensor]:
         host = self.mesh.to_host(tensors)
-        return host if self.is_main or not main_only else {}
+        return host if self.is_main or not to_save else {}
 
     @torch.no_grad()
     def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

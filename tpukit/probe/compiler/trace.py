@@ -123,7 +123,9 @@ class TracingBackend(KernelShares, XlaBackend):
         self.persistent: Callable[[], Sequence[Tensor]] = list
         self._before: list[int] = []
 
-    def prepare(self, model: nn.Module, *, train: bool = True) -> nn.Module:
+    def prepare(
+        self, model: nn.Module | Callable[[], nn.Module], *, train: bool = True
+    ) -> nn.Module:
         with self.placeholders.of_kind("parameters"):
             return super().prepare(model, train=train)
 

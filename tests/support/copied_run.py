@@ -1,0 +1,33 @@
+"""A run's newest state, loaded by these ranks and saved again: python copied_run.py RUN OUT [N].
+
+N: with `--shard`, of that number of ranks; else in one process.
+"""
+
+import sys
+from pathlib import Path
+
+from tiny_task import Container
+
+from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.select import open_backend
+from tpukit.train.checkpoint import BackgroundWriter
+from tpukit.train.config import TrainConfig
+from tpukit.train.plan import TrainingRequest, plan_run
+from tpukit.train.resume import find_checkpoint
+from tpukit.train.run_folder import RunFolder
+from tpukit.train.run_state import load_run_state
+
+run, out, *ranks = sys.argv[1:]
+devices = int(ranks[0]) if ranks else None
+backend = open_backend(HardwareOptions(hw="cpu", devices=devices, shard=bool(ranks)))
+config = TrainConfig(
+    global_batch_size=16, max_steps=20, lr=1e-3, ema_decay=0.9, ema_every=3,
+    ema_warmup=6, weight_decay=0.01,
+)  # fmt: skip
+request = TrainingRequest(Container(width=8195), config, RunFolder(Path(run)))
+checkpoint = find_checkpoint(request, backend, print)
+plan = plan_run(request, backend, resumes=True)
+writer = BackgroundWriter(Path(out) / "checkpoints", is_main=backend.is_main)
+writer.write(load_run_state(plan, backend, checkpoint), is_best=False)
+writer.close()
+backend.close()
