@@ -430,9 +430,44 @@ class TwoRanks(FakeBackend):
         self.calls.append("gather")
         return [value, value]
 
+    def agree(self, numbers):
+        self.calls.append("ask")
+
+        def wait():
+            self.calls.append("read")
+            return list(numbers)
+
+        return wait
+
 
 def test_ranks_exchange_nothing_between_the_micro_batches_of_a_short_step(request_for):
     backend = TwoRanks()
     train_run(request_for(accumulate=4, max_steps=3), backend, silent)
-    steps = " ".join(backend.calls).split("micro_batch(first=True, last=False)")[2:]
-    assert len(steps) == 2 and all("gather" not in s.partition("step")[0] for s in steps)
+    steps = " ".join(backend.calls).split("micro_batch(first=True, last=False)")[1:]
+    first, *others = (step.partition("step")[0].split() for step in steps)
+    assert first.count("ask") == 1 and len(others) == 2
+    assert not any({"ask", "read", "gather"} & {*calls} for calls in others)
+
+
+def test_ranks_read_whether_to_stop_a_step_later(request_for):
+    """Nothing is gathered in a step, and none waits for the answer of its own step."""
+    backend = TwoRanks()
+    train_run(request_for(max_steps=6, ckpt_every=6), backend, silent)
+    loop = [c for c in backend.calls[backend.calls.index("step") :] if not c.startswith("micro")]
+    later = " ".join(loop).split("step ")[2:6]
+    assert later == ["ask ", "ask read ", "ask read ", "ask read "], loop
+
+
+class StoppedElsewhere(TwoRanks):
+    """The other rank is asked to stop in its third step."""
+
+    steps = 0
+
+    def agree(self, numbers):
+        self.steps += len(numbers) == 2 and numbers[1] > 0
+        return super().agree((float(self.steps >= 3) or numbers[0], *numbers[1:]))
+
+
+def test_a_request_of_another_rank_stops_the_run(request_for):
+    result = train_run(request_for(max_steps=6, ckpt_every=6), StoppedElsewhere(), silent)
+    assert not result.finished and result.steps in (3, 4)

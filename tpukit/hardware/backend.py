@@ -325,6 +325,10 @@ class Ranks(Protocol):
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum of each rank's tensor; the tensor itself where one rank holds all devices."""
 
+    def agree(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        """Begins to find the largest of all ranks' numbers; what it returns waits for them. For
+        steps: a message of a few bytes, whatever the number of ranks."""
+
     def all_gather_objects(self, value: Any) -> list[Any]:
         """Each rank's value, in the order of ranks, on every rank; waits for all of them."""
 

@@ -3,7 +3,7 @@
 import functools
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -40,6 +40,9 @@ class Collectives:
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
+    def agree(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        return lambda: list(numbers)
+
     def all_gather_objects(self, value: Any) -> list[Any]:
         return [value]
 
@@ -66,6 +69,16 @@ class GlooCollectives(Collectives):
         total = tensor.detach().clone()
         dist.all_reduce(total)
         return total
+
+    def agree(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        largest = torch.tensor(numbers, dtype=torch.float64)
+        work = dist.all_reduce(largest, dist.ReduceOp.MAX, self._host, async_op=True)
+
+        def wait() -> list[float]:
+            work.wait()
+            return largest.tolist()
+
+        return wait
 
     def all_gather_objects(self, value: Any) -> list[Any]:
         # One collective for a flag or a number, where torch's all_gather_object takes two.

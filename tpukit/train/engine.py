@@ -1,5 +1,6 @@
 """The one training engine: steps, and what happens once in a while between them."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -15,6 +16,9 @@ from tpukit.train.run_state import RunState
 
 LONG_STEP_SECONDS = 10.0
 """Duration of a step from which on the next one can be dropped, after half of that."""
+SHORT_STEP_SECONDS = 1.0
+"""Duration of a step below which ranks read a request to stop after the step that follows it, and
+of the forward passes between two questions of a long one."""
 
 
 class Engine:
@@ -34,7 +38,11 @@ class Engine:
             self.backend, state.step, see=self.learner.sums.inputs.see, position=state.stream
         )
         self._stepped = False
-        self._step_seconds = 0.0
+        self._own_seconds = 0.0
+        self._step_seconds = math.inf
+        """The same of the slowest rank, as all of them know it."""
+        self._asked: Callable[[], list[float]] | None = None
+        """What waits for the answer to the last step's question whether to stop."""
         self._saved_step = state.resumed_from or 0
         self.stopped_by: int | None = None
         """The signal that stopped the run, if one did."""
@@ -84,6 +92,8 @@ class Engine:
                     break
                 self.monitor.show()
             steps.close()
+            if self._asked is not None:
+                self._asked()
             self._validate_at_time_limit()
         return self.end()
 
@@ -111,17 +121,24 @@ class Engine:
         with self.plan.errors_of_step(self.step + 1):
             if not self.learner.train_step(batches, self.plan.rate(self.step), interrupt):
                 return False
-        self._step_seconds = time.monotonic() - started
+        self._own_seconds = time.monotonic() - started
         self._stepped = True
         self.source.step_done()
         self.monitor.step_done(batches)
         return True
 
     def _stops(self) -> bool:
-        """Whether any rank is to stop; all ranks then know how long the slowest one's step took."""
-        found = self.backend.all_gather_objects((self.stop.is_set, self._step_seconds))
-        self._step_seconds = max(seconds for _, seconds in found)
-        return any(is_set for is_set, _ in found)
+        """Whether any rank is to stop; all ranks then know how long the slowest one's step took.
+
+        Several ranks with short steps read the answer a step later: none waits for another.
+        """
+        asked, before = self.backend.agree((self.stop.is_set, self._own_seconds)), self._asked
+        is_late = self.backend.world_size > 1 and self._step_seconds < SHORT_STEP_SECONDS
+        self._asked = asked if is_late else None
+        answers = [wait() for wait in (before, None if is_late else asked) if wait is not None]
+        if answers:
+            self._step_seconds = answers[-1][1]
+        return any(is_set for is_set, _ in answers)
 
     def _interrupt(self, count: int, started: float) -> Callable[[int], bool] | None:
         """What a step of `count` micro-batches asks after each forward pass: whether to drop it.
@@ -134,12 +151,21 @@ class Engine:
         if self.backend.compiles_everything or not (is_first or is_long):
             return None
 
+        asks_at = 1
+
         def interrupt(done: int) -> bool:
+            nonlocal asks_at
             if is_first:
                 self.monitor.passes_done(done, count)
+            if done < asks_at:
+                return False
             seconds = time.monotonic() - started
             wanted = self.stop.is_set and seconds > LONG_STEP_SECONDS / 2
-            return any(self.backend.all_gather_objects(wanted))
+            is_wanted, seconds = self.backend.agree((wanted, seconds))()
+            asks_at = done + 1
+            if self.backend.world_size > 1:
+                asks_at += int(SHORT_STEP_SECONDS * done / max(seconds, 1e-6))
+            return bool(is_wanted)
 
         return interrupt
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tpukit.errors import NonFiniteLossError, TpukitError
+from tpukit.hardware.backend import Ranks
 from tpukit.train.checkpoint import newest_good, tensors_of
 from tpukit.train.data import MicroBatch, is_stream
 from tpukit.train.learner import BadStep, Learner, seed_everything
@@ -34,7 +35,10 @@ def non_finite_step(plan: RunPlan, learner: Learner, bad: BadStep, saved: int) -
         resumes = f"the same command resumes from step {saved}, where the state is finite."
     culprit = None
     with suppress(Exception):  # the data may not be there any more
-        culprit = min(_not_finite_inputs(plan, bad), key=lambda found: found[0], default=None)
+        found = _not_finite_inputs(plan, learner.backend, bad)
+        culprit = min(found, key=lambda found: found[0], default=None)
+    of_ranks = [found for found in learner.backend.all_gather_objects(culprit) if found]
+    culprit = min(of_ranks, key=lambda found: found[0], default=None)
     message = f"{_what(bad)}; no checkpoint was written after it."
     if culprit is not None:
         return NonFiniteLossError(
@@ -69,14 +73,15 @@ def _what(bad: BadStep) -> str:
 
 
 # -- samples that are not finite -----------------------------------------------------------------
-def _not_finite_inputs(plan: RunPlan, bad: BadStep) -> Iterator[tuple[int, str]]:
-    """(index of its kind, where) of each entry of the step's samples that is not finite."""
+def _not_finite_inputs(plan: RunPlan, ranks: Ranks, bad: BadStep) -> Iterator[tuple[int, str]]:
+    """(index of its kind, where) of each entry of this rank's samples that is not finite."""
     data, task = plan.datasets.train, plan.task
     if is_stream(data):
         return
     made = MicroBatchData(task, data, plan.loading.seed)
     # The step's samples are a function of its number: they are read again.
-    micro_batches = plan.batches.step(bad.number - 1)
+    step = (m.share(ranks.rank, ranks.world_size) for m in plan.batches.step(bad.number - 1))
+    micro_batches = [micro for micro in step if micro.keys]
     for key in (key for micro in micro_batches for key in micro.keys):
         for kind, name in _not_finite(made.sample(key)):
             yield kind, f"{name!r} of training sample {key.sample}"

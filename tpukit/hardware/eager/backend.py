@@ -299,6 +299,9 @@ class EagerBackend(TorchOps):
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return self.collectives.all_reduce_sum(tensor)
 
+    def agree(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        return self.collectives.agree(numbers)
+
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self.collectives.all_gather_objects(value)
 

@@ -336,6 +336,9 @@ class XlaBackend(XlaOps):
         # One program spans all hosts: what it computes from a batch is of the whole batch already.
         return tensor
 
+    def agree(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
+        return self.collectives.agree(numbers)
+
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self.collectives.all_gather_objects(value)
 
