@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,19 +66,20 @@ def predict(
     chosen = hardware_options(hardware)
     kind = prepare_environment(chosen)
     settings = parse_settings(task.settings or [])
-    trained, *others = (
-        open_trained(path, output.text, task.task, settings)
-        for path in run or [default_run(task.task)]
-    )
-    use_in_all_ranks(trained, prediction(trained, given, own, others), chosen, kind, output)
+    paths, cuts = _runs_of_folds(run or [default_run(task.task)], output.text)
+    trained, *others = (open_trained(path, output.text, task.task, settings) for path in paths)
+    use_in_all_ranks(trained, prediction(trained, given, own, others, cuts), chosen, kind, output)
 
 
 def prediction(
-    trained: TrainedTask, options: PredictionOptions, own: Given, others: Sequence[TrainedTask] = ()
-) -> Use:
+    trained: TrainedTask, options: PredictionOptions, own: Given,
+    others: Sequence[TrainedTask] = (), cuts: Sequence[float] | None = None,
+) -> Use:  # fmt: skip
     """What `predict` does with the model of a run, averaged with others where there are any.
 
-    own: options that the task declares. Raises what is known before a device is opened.
+    own: options that the task declares; cuts: fitted out of fold, of a folder of folds.
+
+    Raises what is known before a device is opened.
     """
     from tpukit.io.tables import read_table
     from tpukit.train.checks import expect
@@ -116,7 +118,7 @@ def prediction(
             return {}
         if others:
             log(f"The mean of {len(runs)} runs.")
-        fields = write_submission(mean, here.out or DEFAULT_OUT, sample, log)
+        fields = write_submission(mean, here.out or DEFAULT_OUT, sample, log, cuts)
         return {"task": trained.task.name, **plain(fields)}
 
     def written(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
@@ -128,6 +130,36 @@ def prediction(
         return fields
 
     return predicted
+
+
+def _runs_of_folds(paths: Sequence[Path], log: Log) -> tuple[list[Path], Sequence[float] | None]:
+    """Runs, in place of a folder of folds those that are finished; the cut points fitted to these.
+
+    Raises ConfigError for a folder without one.
+    """
+    from tpukit.train.held_out import FILE, SUMMARY_FILE
+
+    found, cuts = [], None
+    for path in paths:
+        summary = path / SUMMARY_FILE
+        folds = sorted(path.glob("fold-*"), key=lambda fold: (len(fold.name), fold.name))
+        if (path / "config.toml").is_file() or not folds:
+            found.append(path)
+            continue
+        finished = [fold for fold in folds if (fold / FILE).is_file()]
+        left = [str(fold) for fold in folds if fold not in finished]
+        if not finished:
+            raise ConfigError(
+                f"{path}: none of its {len(folds)} folds is finished.",
+                "Go on with their training command, or name the checkpoint of one: --run"
+                f" {folds[0]}/checkpoints/STEP",
+            )
+        if left:
+            log(f"Warning: not finished, and left out: {', '.join(left)}")
+        found += finished
+        if summary.is_file() and len(paths) == 1:
+            cuts = json.loads(summary.read_bytes()).get("cuts")
+    return found, cuts
 
 
 def _request(trained: TrainedTask, options: PredictionOptions, own: Given) -> PredictionRequest:

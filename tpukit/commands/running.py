@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from tpukit.hardware.backend import Backend
     from tpukit.registry.trained import TrainedTask
+    from tpukit.train.plan import TrainingRequest
+    from tpukit.train.requests import TrainingResult
 
     Use = Callable[[nn.Module, Backend, Callable[[str], None]], Mapping[str, Any]]
 
@@ -83,9 +85,29 @@ def run_training(
         from tpukit.train.run import train_run
 
         result = train_run(request, backend, output.text)
+        if result.finished and request.task_settings.get("fold") is not None:
+            _hold_out(request, result, backend, output)
         if backend.is_main:
             output.result(dataclasses.asdict(result))
     return request.folder.path
+
+
+def _hold_out(
+    request: TrainingRequest, result: TrainingResult, backend: Backend, output: Output
+) -> None:
+    """Writes what a finished fold predicts of its validation samples, unless it is there."""
+    from tpukit.registry.trained import open_trained
+    from tpukit.train.held_out import FILE, write_held_out
+
+    path, is_main = request.folder.path, backend.is_main
+    known = (path / FILE).is_file() and result.resumed_from == result.steps
+    if backend.all_gather_objects(known)[0]:
+        return
+    trained = open_trained(path, output.text if is_main else lambda _: None, request.spec)
+    why_not = write_held_out(trained.task, trained.model_on(backend), backend, path)
+    if is_main:
+        output.text(f"No out-of-fold predictions: {why_not}." if why_not
+                    else f"Out-of-fold predictions: {path / FILE}")  # fmt: skip
 
 
 # -- a trained run -------------------------------------------------------------------------------

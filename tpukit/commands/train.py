@@ -1,5 +1,11 @@
 """`tpukit train`: an installed task, or one of the user's own."""
 
+import os
+from typing import Annotated
+
+import typer
+
+from tpukit.commands.folds import train_folds
 from tpukit.commands.options.option_sets import OwnOptions
 from tpukit.commands.options.own_options import TaskOption
 from tpukit.commands.options.training import (
@@ -10,6 +16,8 @@ from tpukit.commands.options.training import (
 )
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.running import chosen_task, run_training
+from tpukit.hardware.launch.launcher import is_launched
+from tpukit.io.process import PARENT_VARIABLE, die_with_parent
 
 
 def train(
@@ -18,6 +26,14 @@ def train(
     own: OwnOptions,
     plan: PlanOption = None,
     task: TaskOption = None,
+    folds: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel="Run folder",
+            help="Train N folds, or those of a column of the table, each in a folder of its own in"
+            " the run folder; out-of-fold predictions and scores beside them.",
+        ),
+    ] = None,
     json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -26,4 +42,10 @@ def train(
     The same command again resumes a run that was stopped.
     """
     output, settings = Output(as_json=json), read_settings(training, sources, own)
-    run_training(task or chosen_task(settings, "train", output), settings, plan, output)
+    if PARENT_VARIABLE in os.environ and not is_launched():
+        die_with_parent(int(os.environ[PARENT_VARIABLE]))
+    task = task or chosen_task(settings, "train", output)
+    if folds is not None and plan is None:
+        train_folds(task, folds, settings, output)
+    else:
+        run_training(task, settings, plan, output)

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from tpukit.train.config import TrainConfig
     from tpukit.train.requests import EvaluationRequest, PredictionRequest
     from tpukit.train.submission import Predictions
+    from tpukit.train.target import Target
 
 __all__ = [
     "VALIDATION_EPOCH",
@@ -93,6 +94,8 @@ class Datasets:
     identity: Mapping[str, Any] = field(default_factory=dict)
     """Plain values that identify the data (a digest of its content): a resumed run must have the
     same."""
+    ids: Sequence[str] = ()
+    """Ids of the validation samples in out-of-fold predictions (default: their numbers)."""
 
     def validation_sets(self) -> dict[str, SampleSource]:
         """Validation data sets by name; an unnamed one has the name ""."""
@@ -202,6 +205,8 @@ class Task(ABC):
     """Settings of earlier versions, and what there is instead; older runs record them."""
     cpu_preset: ClassVar[str | None] = None
     """Preset of a run on a CPU for which neither a preset nor a setting that it sets is given."""
+    predicts: Target | None = None
+    """What is predicted, for out-of-fold predictions, known once `datasets` was called."""
     given_settings: Mapping[str, Any] = MappingProxyType({})
     """The constructor's arguments; kept where it is called."""
     known_samples: int | None = None

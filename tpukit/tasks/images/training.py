@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -91,7 +92,8 @@ class ImageTraining(Task):
         """The images of the data path, and their classes."""
         _ = self.transforms  # a wrong setting of theirs ends here
         train, valid = listing.find_training_images(self.config, self.predicts)
-        for remark in listing.remarks(self.config, train) if is_first_rank() else ():
+        says = self.predicts is None and is_first_rank()
+        for remark in listing.remarks(self.config, train) if says else ():
             print(remark, file=sys.stderr, flush=True)
         self._find_range(train.files, valid.files)
         self.predicts = train.target.fitted(train.values)
@@ -105,6 +107,7 @@ class ImageTraining(Task):
                 **({} if self.values is None else {RANGE_FILE: self.values.to_json()}),
             },
             identity={"data": f"{train.digest()}{valid.digest()}"},
+            ids=valid.ids or [Path(file).name for file in valid.files],
         )
 
     def _find_range(self, *parts: Sequence[str]) -> None:
