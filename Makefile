@@ -49,6 +49,7 @@ imports: install
 # Every page and notebook that is written from code or results; tests compare them.
 docs: install
 	$(BIN)/python scripts/reference.py
+	$(BIN)/python scripts/doctor_rules.py
 	$(BIN)/python benchmarks/write_results.py
 	$(BIN)/python benchmarks/tpu_predictions.py --page
 	$(BIN)/python benchmarks/tpu_batches.py --page
