@@ -1,7 +1,4 @@
-"""Writes docs/doctor_rules.md from the classes of the rules.
-
-python scripts/doctor_rules.py
-"""
+"""Writes docs/doctor_rules.md from the classes of the rules: `python scripts/doctor_rules.py`."""
 
 import sys
 from pathlib import Path
