@@ -82,7 +82,10 @@ the training stream's position (`stream`) and the names of the parameters that a
 
 # -- writing -------------------------------------------------------------------------------------
 def write_checkpoint(
-    folder: Path, state: StateDict, group: dist.ProcessGroup | None = None
+    folder: Path,
+    state: StateDict,
+    group: dist.ProcessGroup | None = None,
+    send: Callable[[Path], object] | None = None,
 ) -> Path:
     """Writes one checkpoint into `folder` and points `latest` at it. Returns its path.
 
@@ -90,6 +93,7 @@ def write_checkpoint(
     NonFiniteLossError for a state from which no run could go on.
 
     group: of ranks whose states are shards, all of which call this; the first one commits.
+    send: takes the shards of a rank on another host.
     """
     plain: PlainState = state["plain"]
     final = folder / name_of(plain.step)
@@ -104,7 +108,7 @@ def write_checkpoint(
         )
     with _errors_of(final):
         if group is not None and dist.get_rank(group) > 0:
-            write_shards(partial_of(final), _tensors(state), group)
+            write_shards(partial_of(final), _tensors(state), group, send)
             return final
         with replacing_folder(final) as partial:
             _write_files(partial, state, group)
@@ -244,15 +248,21 @@ class BackgroundWriter:
     """Writes states one at a time on a thread; a failure surfaces at the next call of any.
 
     Every rank has one. That of the main rank writes, and calls `after` there for each checkpoint;
-    of sharded states each writes its part.
+    of sharded states each writes its part, and `send` takes the files of other hosts'.
     """
 
     def __init__(
-        self, folder: Path, after: Callable[[], object] = lambda: None, *, is_main: bool = True
+        self,
+        folder: Path,
+        after: Callable[[], object] = lambda: None,
+        *,
+        is_main: bool = True,
+        send: Callable[[Path], object] | None = None,
     ) -> None:
         self.folder = folder
         self._after = after
         self._is_main = is_main
+        self._send = send
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self._group: dist.ProcessGroup | None = None
@@ -283,7 +293,7 @@ class BackgroundWriter:
             self.wait()
 
     def _write(self, state: StateDict, is_best: bool) -> None:
-        path = write_checkpoint(self.folder, state, self._group)
+        path = write_checkpoint(self.folder, state, self._group, self._send)
         if not self._is_main:
             return
         with _errors_of(path):

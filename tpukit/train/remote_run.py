@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ LEASE_SECONDS, BEAT_SECONDS = 45.0, 15.0
 """Time without a beat after which a run on another host counts as ended, and between beats."""
 NOT_PULLED = ("events.out.", "profile/", ".")
 """How names of files begin that a run leaves and nobody here reads."""
+SENDINGS = 3
+"""Number of times that the files of a checkpoint are sent where some are not there afterwards."""
 APPENDED = (".txt", ".jsonl")
 """Suffixes of files that a run appends to: a copy that begins alike and is longer is newer."""
 
@@ -65,6 +67,9 @@ class RunStore:
 
     def publish_files(self) -> None:
         """Sends what has changed here beside checkpoints."""
+
+    def send_shard(self, path: Path) -> None:
+        """Moves a file of a checkpoint that is being written, on another host than the first."""
 
 
 class RemoteRun(RunStore):
@@ -215,29 +220,41 @@ class RemoteRun(RunStore):
             return
         there = f"{CHECKPOINTS}/{path.name}"
         sums = _sums(state)
-        if not all((path / name).is_file() for name in sums or ()):
+        files = {name: path / name for name in sums or () if (path / name).is_file()}
+        if not files:
             return  # one that is damaged there
         if before is None or before[1] != sums:
             self.remote.remove([f"{there}/{STATE_FILE}"])
-            files = [file for file in sorted(path.rglob("*")) if file.is_file()]
-            for file in (file for file in files if file.name != STATE_FILE):
-                self.remote.upload(file, f"{there}/{file.relative_to(path).as_posix()}")
-            self._require_whole(path, files)
+            self._send_whole(there, files, sums)
         self.remote.write(f"{there}/{STATE_FILE}", state)
         self._committed[path.name] = _digest(state), sums
 
-    def _require_whole(self, path: Path, files: Iterable[Path]) -> None:
-        """Raises RemoteError where what was sent is not there in its whole length."""
-        found = self.remote.find(f"{CHECKPOINTS}/{path.name}")
-        for file in files:
-            name = file.relative_to(self.path).as_posix()
-            size = found[name].size if name in found else None
-            if file.name != STATE_FILE and size != file.stat().st_size:
-                raise RemoteError(
-                    f"{self.remote.address}/{name} has {size or 0} of {file.stat().st_size} bytes"
-                    " after it was written.",
-                    "The checkpoint before is intact; the same command goes on from it.",
-                )
+    def _send_whole(self, there: str, files: Mapping[str, Path], names: Iterable[str]) -> None:
+        """Sends the files that are here; other hosts have sent the others of these names.
+
+        Raises RemoteError where one is not there in its whole length afterwards.
+        """
+        own = {name: path.stat().st_size for name, path in files.items()}
+        missing = {*files}
+        for _ in range(SENDINGS):
+            for name in sorted(missing & files.keys()):
+                self.remote.upload(files[name], f"{there}/{name}")
+            found = self.remote.find(there)
+            sizes = {n: found[f"{there}/{n}"].size for n in names if f"{there}/{n}" in found}
+            missing = {n for n in names if n not in sizes or sizes[n] != own.get(n, sizes[n])}
+            if not missing:
+                return
+        name = min(missing)
+        raise RemoteError(
+            f"{self.remote.address}/{there}/{name} has {sizes.get(name, 0)} bytes after it was"
+            " written.",
+            "The checkpoint before is intact; the same command goes on from it.",
+        )
+
+    def send_shard(self, path: Path) -> None:
+        name = path.parent.name.removeprefix(".").removesuffix(".partial")
+        self.remote.upload(path, f"{CHECKPOINTS}/{name}/{path.name}")
+        path.unlink()
 
     def _point_and_prune(self, newest: Path) -> None:
         """Writes the pointers and removes superseded checkpoints and parts of such there."""

@@ -1,6 +1,7 @@
 """A whole training run: from a task and a config to a finished run folder."""
 
 import math
+import os
 import shutil
 import signal
 import time
@@ -161,7 +162,11 @@ def _train_from(
                 run_log.note(f"Command: {command}")
             _log_start(plan, learner, run_log)
             renew = partial(_after_checkpoint, report, folder)
-        writer = BackgroundWriter(folder.checkpoints, renew, is_main=backend.is_main)
+        is_apart = folder.address is not None and os.environ.get("GROUP_RANK", "0") != "0"
+        writer = BackgroundWriter(
+            folder.checkpoints, renew, is_main=backend.is_main,
+            send=folder.store.send_shard if is_apart else None,
+        )  # fmt: skip
         stack.callback(writer.close)
         if plan.config.check_bf16:
             verdict = compare_bf16(learner, plan)

@@ -3,7 +3,7 @@
 import os
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,10 @@ def first_of_ranks(value: str | None, group: dist.ProcessGroup) -> str | None:
 class _Writer(FileSystemWriter):
     """Sums each file where it was written; the main rank gets the sums."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, send: Callable[[Path], object] | None) -> None:
         super().__init__(folder)
         self.folder = folder
+        self.send = send
         self.sums: dict[str, str] = {}
 
     def storage_meta(self) -> metadata.StorageMeta:
@@ -80,6 +81,8 @@ class _Writer(FileSystemWriter):
         for name in sorted({each.storage_data.relative_path for each in written}):
             digest = sha256_of(self.folder / name)
             written.append(WriteResult(metadata.MetadataIndex(name), 0, digest))
+            if self.send is not None:
+                self.send(self.folder / name)
         done: Future[list[WriteResult]] = Future()
         done.set_result(written)
         return done
@@ -92,14 +95,21 @@ class _Writer(FileSystemWriter):
         self.sums[INDEX_FILE] = sha256_of(self.folder / INDEX_FILE)
 
 
-def write_shards(folder: Path, tensors: Tensors, group: dist.ProcessGroup) -> dict[str, str]:
+def write_shards(
+    folder: Path,
+    tensors: Tensors,
+    group: dist.ProcessGroup,
+    send: Callable[[Path], object] | None = None,
+) -> dict[str, str]:
     """Writes the tensors that the ranks of a group hold together, each its own part of them.
 
     Every rank calls it. Returns the SHA-256 of each file, on the group's first rank. Raises what
     the first rank that failed raised, on every rank.
+
+    send: called with each file that this rank has written, before the first rank ends.
     """
     flat = {f"{file}/{name}": t for file, named in tensors.items() for name, t in named.items()}
-    writer = _Writer(folder)
+    writer = _Writer(folder, send)
     try:
         save(
             flat, storage_writer=writer, process_group=group,
