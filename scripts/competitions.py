@@ -48,7 +48,7 @@ COMPETITIONS = (
     Competition(
         "findings", f"--task images --folds 2 --set group_column=PatientID --metric auc {SMALL}"
     ),
-    Competition("appeal", f"--task images --folds 2 --metric rmse {SMALL}"),
+    Competition("appeal", f"--task images --folds 2 --set features=all --metric rmse {SMALL}"),
     Competition("essays", "--task text --folds 2 --metric qwk --hw cpu"),
     Competition("replies", "--task llm --model 1x1x16 --tokenizer train --hw cpu --max-steps 4"),
 )

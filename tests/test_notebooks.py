@@ -308,7 +308,7 @@ def test_the_pages_image_competition_ends_in_a_submission(tmp_path):
 def plain_scores(run, competition):
     """The test images' probabilities by the run's model, timm and torch; damaged ones left out."""
     trained, found = api.load(run, log=str), {}
-    config = resolve_data_config({"input_size": (3, 32, 32), "crop_pct": 1}, model=trained.model)
+    config = resolve_data_config({"input_size": (3, 32, 32)}, model=trained.model)
     transform = create_transform(**config)
     for name in competition.answers.keys() - {*competition.damaged}:
         (file,) = (competition.folder / "test_images").glob(f"{name}.*")

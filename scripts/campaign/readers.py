@@ -116,11 +116,13 @@ def _code(path: Path, content: bytes) -> None:
 
 
 def _table(path: Path, content: bytes) -> None:
-    from tpukit.tasks.images.data.listing import image_table, labelled
+    from tpukit.tasks.images.data.listing import labelled_images
     from tpukit.tasks.images.settings import ImagesConfig
+    from tpukit.train.labelled import labelled, table_with_rows
 
     path.write_bytes(content)
-    labelled(image_table(path), ImagesConfig(data_path=str(path.parent)), path.parent, None)
+    rows = labelled(table_with_rows(path), ImagesConfig(data_path=str(path.parent)))
+    labelled_images(rows, path.parent)
 
 
 def _image(path: Path, content: bytes) -> None:

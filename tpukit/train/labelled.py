@@ -31,7 +31,7 @@ from tpukit.train.target import (
 
 SAMPLE_NAMES = ("sample_submission.", "samplesubmission.")
 """How the names of sample submissions begin, in small letters."""
-NO_SAMPLE = "none"
+NO_SAMPLE, ALL = "none", "all"
 SPLIT_SEED = 0
 
 
@@ -61,6 +61,9 @@ class TableSettings:
     """Validate on this of the `folds` (from 0), or on the rows with this value in `fold_column`."""
     fold_column: str | None = None
     """Column of the table that numbers its folds (default: fold, unless `folds` makes them)."""
+    features: str | None = None
+    """Columns of the table that the model sees too, separated by commas, or all (those that the
+    test table has as well): numbers standardised, categories embedded (images)."""
     group_column: str | None = None
     """Column of the table whose equal values (a patient, a video) stay in one part."""
 
@@ -112,14 +115,11 @@ def table_with_rows(path: Path) -> Table:
     return table
 
 
-def labelled(
-    table: Table, settings: TableSettings, known: Target | None = None,
-    apart: Sequence[str] = (),
-) -> LabelledTable:  # fmt: skip
+def labelled(table: Table, settings: TableSettings, known: Target | None = None) -> LabelledTable:
     """The rows of a table with what is learned of them.
 
     known: what a run has learned, which is not looked for again (of earlier versions the classes
-    alone); apart: columns that are features.
+    alone).
 
     Raises DataError for what is not clear or does not fit.
     """
@@ -129,7 +129,9 @@ def labelled(
     ids = id_column_of(table, settings.id_column, sample, tests)
     if known is None or not known.columns:
         asked = settings.columns.split(",") if settings.columns else None
-        features = (*apart, settings.fold_column, settings.group_column)
+        beside = map(plain_name, settings.features.split(",") if settings.features else ())
+        wanted = {*map(plain_name, sample.columns)} if sample else set()
+        features = (*({*beside} - wanted), settings.fold_column, settings.group_column)
         known = learned_target(
             table, ids, Asked(asked and [name.strip() for name in asked], settings.target,
             features), classes=known.classes if known else None, sample=sample, tests=tests,
@@ -182,6 +184,28 @@ def columns_of_tests(folder: Path) -> list[str]:
     """The columns of a data folder's test table; none where there is none."""
     path = table_file(folder, "test")
     return open_table(path).columns if path.is_file() else []
+
+
+def features_of(found: LabelledTable, settings: TableSettings) -> list[str]:
+    """The columns that the setting `features` names. Raises ConfigError for one that is not there,
+    or that the test table lacks."""
+    if settings.features is None:
+        return []
+    there = [*map(plain_name, found.table.columns)]
+    tested = {*map(plain_name, columns_of_tests(Path(settings.data_path)))}
+    taken = {found.id_column, *found.target.columns, settings.fold_column, settings.group_column}
+    shared = [n for n in there if n in (tested or there) and n not in taken]
+    shared = [name for name in shared if name and name.lower() not in FOLD_NAMES]
+    if settings.features == ALL:
+        return shared
+    names = [plain_name(name) for name in settings.features.split(",")]
+    if wrong := [name for name in names if name not in shared]:
+        lacks = f"not a column of the {'test' if wrong[0] in there else 'training'} table."
+        what = "it holds the ids, folds or what is learned." if wrong[0] in taken else lacks
+        raise ConfigError(
+            f"features {wrong[0]}: {what}", f"Columns that both have: {', '.join(shared)}."
+        )
+    return names
 
 
 def unused_folds(table: Table, target: Target, settings: TableSettings) -> Iterator[str]:

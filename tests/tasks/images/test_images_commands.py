@@ -222,7 +222,7 @@ def test_an_exported_readme_prepares_images_as_predict_does(trained, tmp_path, m
     folder = tmp_path / "export"
     result(tpukit("test", "--run", trained, "--export", folder, "--json"))
     text = (folder / "README.md").read_text()
-    assert "short side to 32 pixels" in text and "then the middle 32 x 32" in text
+    assert "short side to 33 pixels" in text and "then the middle 32 x 32" in text
     names = {}
     monkeypatch.chdir(folder)
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL)[1:]:

@@ -105,7 +105,9 @@ def _test_images(task: ImageTraining, request: EvaluationRequest, log: Log) -> L
         if path.is_file():
             # Of any part: an id that two of them have is an error.
             folder = listing.named_folder(config) or Path(config.data_path)
-            return listing.labelled_images(labelled(read_table(path), config, known), folder)
+            columns = task.beside.columns if task.beside else ()
+            rows = labelled(read_table(path), config, known)
+            return listing.labelled_images(rows, folder, columns)
     raise DataError(
         f"--data {request.data}: there is no such folder or table.",
         "Give valid, train, a folder of class folders, or a CSV of ids and labels.",

@@ -1,6 +1,6 @@
 """`tpukit predict` for images: raw predictions of a table's, a sample's or a folder's images."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,12 +8,13 @@ from torch import nn
 
 from tpukit.errors import DataError
 from tpukit.hardware.backend import Backend
-from tpukit.io.tables import read_table, table_file
+from tpukit.io.tables import Table, plain_name, read_table, table_file
 from tpukit.tasks.images.data import listing
 from tpukit.tasks.images.data.files import check_headers
 from tpukit.tasks.images.data.listing import LabelledImages
 from tpukit.tasks.images.evaluate import Log, predictions_of
 from tpukit.tasks.images.training import ImageTraining
+from tpukit.train.features import TableFeatures
 from tpukit.train.labelled import id_column_of, table_with_rows
 from tpukit.train.requests import PredictionRequest
 from tpukit.train.submission import Predictions, form_of, neutral_row
@@ -26,6 +27,8 @@ class ToPredict(NamedTuple):
     ids: Sequence[str]
     files: Sequence[str]
     id_column: str
+    texts: Sequence[Mapping[str, str]] = ()
+    """Features of each image by column."""
 
 
 def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
@@ -36,14 +39,33 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
     beside = table_file(Path(request.data_path or task.config.data_path), "test")
     path = request.sample_submission or request.test_csv or (beside if beside.is_file() else None)
     folder = listing.find_test_folder(task.config, request.data_path)
-    if path is None:
+    if path is None and task.beside is None:
         files = listing.image_files(folder)
         if not files:
             raise DataError(f"there is no image in {folder}.", "Name another with --data-path.")
         return ToPredict(listing.ids_of(files, folder), files, task.config.id_column or "id")
-    table = table_with_rows(path)
+    table = table_with_rows(path or beside)
     column = id_column_of(table, task.config.id_column, needed=1)
-    return ToPredict(table.column(column), listing.files_of(table, column, folder), column)
+    ids, files = table.column(column), listing.files_of(table, column, folder)
+    if task.beside is None:
+        return ToPredict(ids, files, column)
+    source = table if path == request.test_csv else table_with_rows(request.test_csv or beside)
+    return ToPredict(ids, files, column, _texts_by_id(source, task.beside, column, ids))
+
+
+def _texts_by_id(
+    table: Table, features: TableFeatures, id_column: str, ids: Sequence[str]
+) -> list[Mapping[str, str]]:
+    """The features of each id. Raises DataError for an id that the table lacks."""
+    texts = dict(zip(map(plain_name, table.column(id_column)),
+                     listing.texts_of(table, features.columns), strict=True))  # fmt: skip
+    if missing := [name for name in ids if plain_name(name) not in texts]:
+        raise DataError(
+            f"{table.path} has no row of {id_column} {missing[0]!r}, whose"
+            f" {', '.join(features.columns[:3])} the model sees.",
+            "Name the table with --test-csv FILE.",
+        )
+    return [texts[plain_name(name)] for name in ids]
 
 
 def learned(task: ImageTraining) -> Target:
@@ -71,7 +93,8 @@ def predicted_images(
     for warning in task.tta_warnings(request.run.path):
         log(warning)
     target = learned(task)
-    labels = LabelledImages(tuple(found.files), (_blank(target),) * len(found.files), target)
+    blank = (_blank(target),) * len(found.files)
+    labels = LabelledImages(tuple(found.files), blank, target, texts=tuple(found.texts))
     return Predictions(
         found.ids, predictions_of(task, model, backend, labels), target, found.id_column,
         task.config.damaged_row, task.config.probabilities,

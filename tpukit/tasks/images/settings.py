@@ -69,8 +69,9 @@ class ImagesConfig(TableSettings):
     """Number of classes where no data is opened, as in `probe-batch`."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.columns, list):
-            object.__setattr__(self, "columns", ",".join(map(str, self.columns)))
+        for name in ("columns", "features"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, ",".join(map(str, value)))
         problems = range_problems(self, str)
         for name, hint in get_type_hints(ImagesConfig).items():
             value, allowed = getattr(self, name), get_args(hint)
@@ -88,5 +89,7 @@ class ImagesConfig(TableSettings):
                 f"value_range {self.value_range!r} is not MIN:MAX, two numbers, the smaller first."
             )
         problems += self.fold_problems()
+        if self.features is not None and (self.mixup or self.cutmix):
+            problems.append("mixup and cutmix mix images, not the features beside them.")
         if problems:
             raise ConfigError(" ".join(problems))

@@ -27,6 +27,7 @@ from tpukit.tasks.images.data.depth import (
 from tpukit.tasks.images.data.files import ImageFiles, check_headers
 from tpukit.tasks.images.model import classifier
 from tpukit.tasks.images.settings import ImagesConfig
+from tpukit.train.features import TableFeatures
 from tpukit.train.target import Target
 from tpukit.train.target_loss import TargetLoss, balanced_weights
 from tpukit.train.task import Datasets, MicroBatch, Sample, Task, stack_samples
@@ -35,13 +36,15 @@ TARGET_FILE = "target.json"
 CLASSES_FILE = "classes.json"
 COUNTS_FILE, COLUMNS_FILE = "class_counts.json", "table_columns.json"
 """Files of runs of earlier versions."""
-RANGE_FILE = "value_range.json"
+RANGE_FILE, FEATURES_FILE = "value_range.json", "features.json"
+CONFIG_FILE = "data_config.json"
+"""timm's data configuration of the evaluation."""
 ELSEWHERE = (
     "data_path", "table", "folder", "id_column", "columns", "target", "sample_submission", "tta",
     "probabilities", "damaged", "damaged_row", "classes", "pretrained", "value_range",
 )  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
-ADDED = ("fold", "folds", "fold_column", "group_column", "class_weights", "loss")
+ADDED = ("fold", "folds", "features", "fold_column", "group_column", "class_weights", "loss")
 """Settings that are recorded where they are used."""
 
 
@@ -57,12 +60,16 @@ class ImageTraining(Task):
         self,
         *,
         predicts: Target | str | None = None,
+        beside: TableFeatures | str | None = None,
+        keeps_whole: bool = False,
         values: ValueRange | None = SIXTEEN_BITS,
         **settings: Any,
     ) -> None:
         """Settings are the fields of `ImagesConfig`.
 
         predicts: what a run has learned (or its JSON); None: what the data decides.
+        beside: what its model sees beside the image (or its JSON).
+        keeps_whole: see `classifier.input_format`.
         values: a run's scale of images of more than 8 bits; None: each has its own.
         """
         self.config = ImagesConfig(**settings)
@@ -70,6 +77,8 @@ class ImageTraining(Task):
         self.values = values if given is None else ValueRange.parse(given)
         classifier.require_model(self.config.model)
         self.predicts = Target.from_json(predicts) if isinstance(predicts, str) else predicts
+        self.keeps_whole = keeps_whole
+        self.beside = TableFeatures.from_json(beside) if isinstance(beside, str) else beside
 
     @property
     def criterion(self) -> TargetLoss:
@@ -80,7 +89,7 @@ class ImageTraining(Task):
     @cached_property
     def input(self) -> classifier.InputFormat:
         """The format of the model's images."""
-        return classifier.input_format(self.config)
+        return classifier.input_format(self.config, keeps_whole=self.keeps_whole)
 
     @cached_property
     def transforms(self) -> dict[bool, augmentation.Transform]:
@@ -96,7 +105,9 @@ class ImageTraining(Task):
         for remark in listing.remarks(self.config, train) if says else ():
             print(remark, file=sys.stderr, flush=True)
         self._find_range(train.files, valid.files)
-        self.predicts = train.target.fitted(train.values)
+        self.predicts = self.predicts or train.target.fitted(train.values)
+        if self.beside is None and train.texts:
+            self.beside = TableFeatures.fitted(train.texts)
         _ = self.criterion  # a loss that does not fit ends here
         return Datasets(
             self.samples(train, augment=True),
@@ -104,7 +115,9 @@ class ImageTraining(Task):
             artifacts={
                 TARGET_FILE: self.predicts.to_json(),
                 CLASSES_FILE: json.dumps(self.predicts.predicted).encode(),
+                **({} if self.keeps_whole else {CONFIG_FILE: self.input.to_json()}),
                 **({} if self.values is None else {RANGE_FILE: self.values.to_json()}),
+                **({} if self.beside is None else {FEATURES_FILE: self.beside.to_json()}),
             },
             identity={"data": f"{train.digest()}{valid.digest()}"},
             ids=valid.ids or [Path(file).name for file in valid.files],
@@ -133,8 +146,9 @@ class ImageTraining(Task):
         """A data set of these images."""
         skip = self.config.damaged == "skip"
         return ImageFiles(
-            images, self.input.side, augment=augment, skip_damaged=skip, values=self.values
-        )
+            images, self.input.side, augment=augment, skip_damaged=skip, values=self.values,
+            features=self.beside,
+        )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
         values = {n: value for n, value in asdict(self.config).items() if n not in ELSEWHERE}
@@ -151,7 +165,12 @@ class ImageTraining(Task):
         kept = artifacts.get(RANGE_FILE)
         values = None if kept is None else ValueRange.from_json(kept)
         learned = _recorded_target(artifacts).to_json().decode()
-        return type(self)(predicts=learned, values=values, **asdict(self.config))
+        beside = artifacts[FEATURES_FILE].decode() if FEATURES_FILE in artifacts else None
+        return type(self)(
+            predicts=learned, beside=beside, values=values,
+            # Runs that kept no configuration did not crop images of another size.
+            keeps_whole=self.keeps_whole or CONFIG_FILE not in artifacts, **asdict(self.config),
+        )  # fmt: skip
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """The pixels of a decoded image, with the draws of mixup and cutmix."""
@@ -165,8 +184,8 @@ class ImageTraining(Task):
             mixed = augmentation.not_mixed()
         weight = self._weight(sample["label"] if sample["augment"] else None)
         readable = sample.get("readable", np.float32(1))
-        label = {"label": sample["label"], "readable": readable}
-        return {"image": pixels, **label, **mixed, **weight}
+        kept = {name: sample[name] for name in ("label", "features") if name in sample}
+        return {"image": pixels, "readable": readable, **kept, **mixed, **weight}
 
     def _weight(self, label: NDArray[Any] | None) -> dict[str, Any]:
         """A training sample's `weight` by its class, or weights of its labels, where classes have
@@ -193,6 +212,8 @@ class ImageTraining(Task):
         label = np.zeros(len(target.predicted), np.float32) if many else np.array(0)
         label = label.astype(np.float32) if target.kind == "score" else label
         sample = {"image": image, "label": label, **augmentation.not_mixed(), **self._weight(None)}
+        if self.beside is not None:
+            sample["features"] = np.zeros(len(self.beside.columns), np.float32)
         return [stack_samples([sample] * rows, rows)]
 
     def count_samples(self) -> int:
@@ -200,7 +221,7 @@ class ImageTraining(Task):
 
     # -- model -----------------------------------------------------------------------------------
     def build_model(self, ops: ModelOps) -> nn.Module:
-        return classifier.build_classifier(self.config, self.criterion.outputs)
+        return classifier.build_classifier(self.config, self.criterion.outputs, self.beside)
 
     def initialize(self, model: nn.Module, data: Datasets) -> None:
         if self.config.pretrained != "none":
@@ -219,7 +240,7 @@ class ImageTraining(Task):
         labels = batch.get("label_weight") if model.training else None
         if mixes:
             image = augmentation.mix(image, batch["share"], batch["box"])
-        scores = model(image).float()
+        scores = self._scores(model, image, batch)
         losses = self.criterion.losses
         loss = losses(scores, label, smoothing=smoothing, weights=labels)
         if mixes:
@@ -253,7 +274,7 @@ class ImageTraining(Task):
 
     def validation_rows(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """What is true and what is predicted, for metrics by name."""
-        predicted = self._predicted(model, self.input.normalised(batch["image"]))
+        predicted = self._predicted(model, self.input.normalised(batch["image"]), batch)
         is_score = self.criterion.target.kind == "score"
         return {"target": batch["label"], "prediction": predicted[:, 0] if is_score else predicted}
 
@@ -269,13 +290,19 @@ class ImageTraining(Task):
         """(rows, predicted) of each row's image; with test-time augmentation their mean. A row
         without an image is NaN."""
         image = self.input.normalised(batch["image"])
-        found = self._predicted(model, image)
+        found = self._predicted(model, image, batch)
         if self.config.tta == "flip":
-            found = (found + self._predicted(model, image.flip(3))) / 2
+            found = (found + self._predicted(model, image.flip(3), batch)) / 2
         return torch.where(batch["mask"][:, None] > 0, found, torch.nan)
 
-    def _predicted(self, model: nn.Module, image: Tensor) -> Tensor:
-        return self.criterion.predictions(model(image).float())
+    def _predicted(self, model: nn.Module, image: Tensor, batch: Batch) -> Tensor:
+        return self.criterion.predictions(self._scores(model, image, batch))
+
+    def _scores(self, model: nn.Module, image: Tensor, batch: Batch) -> Tensor:
+        """(rows, outputs) of the images, with the features beside them."""
+        features = [batch["features"]] if "features" in batch else []
+        scores: Tensor = model(image, *features)
+        return scores.float()
 
 
 def _recorded_target(artifacts: Mapping[str, bytes]) -> Target:

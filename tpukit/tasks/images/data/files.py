@@ -32,6 +32,7 @@ from tpukit.tasks.images.data.depth import (
     values_of,
 )
 from tpukit.tasks.images.data.listing import LabelledImages
+from tpukit.train.features import TableFeatures
 
 DRAFT_FACTOR = 4
 """A JPEG is decoded at the smallest of its scales that is this many times the input's side."""
@@ -192,6 +193,7 @@ class ImageFiles:
     augment: bool
     skip_damaged: bool = False
     values: ValueRange | None = None
+    features: TableFeatures | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -217,4 +219,7 @@ class ImageFiles:
     def _labelled(self, index: int, image: Image.Image) -> dict[str, Any]:
         label = np.array(self.images.labels[index])
         label = label if label.dtype.kind == "i" else label.astype(np.float32)
-        return {"image": image, "label": label, "augment": self.augment, "readable": np.float32(1)}
+        sample = {"image": image, "label": label, "augment": self.augment}
+        if self.features is not None:
+            sample["features"] = self.features.values(self.images.texts[index])
+        return {**sample, "readable": np.float32(1)}

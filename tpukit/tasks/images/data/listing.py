@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from tpukit.io.tables import Table, plain_name, read_table, spelled, table_file
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.train.labelled import (
     LabelledTable,
+    features_of,
     labelled,
     split_rows,
     training_table,
@@ -57,6 +58,8 @@ class LabelledImages:
     target: Target
     ids: tuple[str, ...] = ()
     """As the table spells them; none: the files' names."""
+    texts: tuple[Mapping[str, str], ...] = ()
+    """Features of each image by column; none: there are none."""
 
     def __len__(self) -> int:
         return len(self.files)
@@ -79,6 +82,8 @@ class LabelledImages:
         digest = hashlib.sha256(os.fsencode("\n".join(self.target.predicted)))
         for file, label in zip(self.files, self.labels, strict=True):
             digest.update(os.fsencode(f"{Path(file).name} {label}\n"))
+        for text in self.texts:
+            digest.update(repr(text).encode())
         return digest.hexdigest()[:16]
 
     def part(self, places: Iterable[int]) -> LabelledImages:
@@ -86,7 +91,8 @@ class LabelledImages:
         chosen = sorted(places)
         files, labels = (tuple(each[i] for i in chosen) for each in (self.files, self.labels))
         ids = tuple(self.ids[i] for i in chosen if self.ids)
-        return LabelledImages(files, labels, self.target, ids)
+        texts = tuple(self.texts[i] for i in chosen if self.texts)
+        return LabelledImages(files, labels, self.target, ids, texts)
 
     def split(self, places: set[int]) -> tuple[LabelledImages, LabelledImages]:
         """The images at other positions, and those at these with all their copies."""
@@ -114,13 +120,15 @@ def find_training_images(
     if table is not None:
         folder = named_folder(config) or _existing(root, IMAGE_FOLDERS) or table.path.parent
         rows = labelled(table, config, known)
-        train = labelled_images(rows, folder)
+        features = features_of(rows, config)
+        train = labelled_images(rows, folder, features)
         tables = (table_file(table.path.parent, name) for name in VALIDATION_FOLDERS)
         beside = next((path for path in tables if path.is_file()), None)
         if beside is None or config.fold is not None or config.group_column is not None:
             return train.split(validation_rows_of(rows, config, train.files))
         folder = named_folder(config) or _existing(root, VALIDATION_FOLDERS) or folder
-        return train, labelled_images(labelled(read_table(beside), config, rows.target), folder)
+        others = labelled(read_table(beside), config, rows.target)
+        return train, labelled_images(others, folder, features)
     inner = _existing(root, TRAINING_FOLDERS)
     train = read_class_folders(inner or root, known, beside=() if inner else TEST_FOLDERS[:2])
     valid = _existing(root, VALIDATION_FOLDERS) if inner else None
@@ -132,8 +140,10 @@ def find_training_images(
     return train.split(chosen)
 
 
-def labelled_images(rows: LabelledTable, folder: Path) -> LabelledImages:
-    """The images of a table's rows, given the folder of the files.
+def labelled_images(
+    rows: LabelledTable, folder: Path, features: Sequence[str] = ()
+) -> LabelledImages:
+    """The images of a table's rows, given the folder of the files and the columns beside them.
 
     Raises DataError naming the row of a missing file, or of an image with another label above.
     """
@@ -152,7 +162,15 @@ def labelled_images(rows: LabelledTable, folder: Path) -> LabelledImages:
                 f"{table.where(row)}: {file} is {shown[0]!r}, above it is {shown[1]!r}.",
                 "The rows of an image have one label; several labels are columns of 0 and 1.",
             )
-    return LabelledImages(tuple(files), labels, target, tuple(rows.ids))
+    texts = tuple(texts_of(table, features)) if features else ()
+    return LabelledImages(tuple(files), labels, target, tuple(rows.ids), texts)
+
+
+def texts_of(table: Table, columns: Sequence[str]) -> Iterator[Mapping[str, str]]:
+    """Each row's texts in these columns. Raises DataError for a column that is not there."""
+    found = [table.column(name) for name in columns]
+    for row in zip(*found, strict=True):
+        yield dict(zip(columns, row, strict=True))
 
 
 def remarks(config: ImagesConfig, train: LabelledImages) -> Iterator[str]:

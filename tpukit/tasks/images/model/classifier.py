@@ -1,9 +1,10 @@
 """A timm model by name: its input, its weights, its parameter groups."""
 
 import difflib
+import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import ParameterGroup
 from tpukit.tasks.images.settings import ImagesConfig
+from tpukit.train.features import TableFeatures, WithFeatures
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class InputFormat:
     crop_pct: float
     crop_mode: str
     """What becomes of an oblong image: center cuts it, squash distorts it, border adds to it."""
+
+    def to_json(self) -> bytes:
+        """In timm's names."""
+        found = dict(asdict(self), input_size=(3, self.side, self.side))
+        del found["side"]
+        return json.dumps(found).encode()
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """(rows, 3, side, side) uint8 -> float32 by channel, as the model was trained."""
@@ -52,12 +60,17 @@ def require_model(name: str) -> None:
         )
 
 
-def input_format(config: ImagesConfig) -> InputFormat:
-    """The input of the configured model."""
+def input_format(config: ImagesConfig, *, keeps_whole: bool = False) -> InputFormat:
+    """The input of the configured model, by timm's own data configuration.
+
+    keeps_whole: as in runs of earlier versions, whose images of another size than the weights' were
+    not cropped before the middle was cut out.
+    """
     found = resolve_data_config({}, pretrained_cfg=_pretrained_config(config.model))
     side = config.image_size or int(found["input_size"][-1])
-    # Another input than the weights were made for keeps the whole image.
-    crop = float(found["crop_pct"]) if side == found["input_size"][-1] else 1.0
+    crop = float(found["crop_pct"])
+    if keeps_whole and side != found["input_size"][-1]:
+        crop = 1.0
     interpolation, mode = found["interpolation"], found["crop_mode"]
     return InputFormat(side, found["mean"], found["std"], interpolation, crop, mode)
 
@@ -72,9 +85,16 @@ def _size_option(config: ImagesConfig) -> dict[str, int]:
     return {"img_size": config.image_size} if config.image_size and fixed else {}
 
 
-def build_classifier(config: ImagesConfig, classes: int) -> nn.Module:
-    """The model, freshly initialised, for the configured image size."""
-    options: dict[str, Any] = {"num_classes": classes, **_size_option(config)}
+def build_classifier(
+    config: ImagesConfig, outputs: int, features: TableFeatures | None = None
+) -> nn.Module:
+    """The model, freshly initialised, for the configured image size; features: what it sees beside
+    the image."""
+    if features is not None:
+        network = build_classifier(config, 0)
+        width: Any = getattr(network, "head_hidden_size", None) or network.num_features
+        return WithFeatures(network, width, features, outputs)
+    options: dict[str, Any] = {"num_classes": outputs, **_size_option(config)}
     if config.drop_path:
         options["drop_path_rate"] = config.drop_path
     try:
@@ -93,6 +113,7 @@ def load_pretrained(model: nn.Module, config: ImagesConfig) -> None:
 
     Raises DataError where they cannot be had, or are those of another model.
     """
+    model = network_of(model)
     if config.pretrained == "timm":
         weights = _from_hub(config)
     else:
@@ -154,12 +175,18 @@ def _from_file(path: Path) -> Mapping[str, Tensor]:
         ) from error
 
 
+def network_of(model: nn.Module) -> nn.Module:
+    """timm's model within one that sees features too."""
+    return model.network if isinstance(model, WithFeatures) else model
+
+
 # -- the optimizer's groups ----------------------------------------------------------------------
 def layer_groups(
     model: nn.Module, weight_decay: float, layer_decay: float
 ) -> Sequence[ParameterGroup]:
     """timm's groups: no decay for norms, biases and what the model names; with `layer_decay` below
     1 each layer's rate is that times the next one's."""
+    whole, model = model, network_of(model)
     named = getattr(model, "no_weight_decay", None)
     spared = named() if named is not None else ()
     if layer_decay == 1:
@@ -168,4 +195,10 @@ def layer_groups(
         groups = param_groups_layer_decay(
             model, weight_decay, no_weight_decay_list=spared, layer_decay=layer_decay
         )
-    return [ParameterGroup(g["params"], g["weight_decay"], g.get("lr_scale", 1.0)) for g in groups]
+    found = [ParameterGroup(g["params"], g["weight_decay"], g.get("lr_scale", 1.0)) for g in groups]
+    if whole is not model:
+        known = {id(parameter) for parameter in model.parameters()}
+        others = [p for p in whole.parameters() if id(p) not in known]
+        found.append(ParameterGroup([p for p in others if p.ndim > 1], weight_decay))
+        found.append(ParameterGroup([p for p in others if p.ndim < 2], 0.0))
+    return found

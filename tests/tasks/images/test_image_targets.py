@@ -1,0 +1,176 @@
+"""Labels, numbers and scores of images, with columns of the table beside: losses, submissions."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from runs import failure, result, tpukit
+from safetensors.torch import load_file
+from timm.data import create_transform, resolve_data_config
+from timm.loss import AsymmetricLossMultiLabel
+
+from tpukit.train.features import TableFeatures
+from tpukit.train.target import Target
+from tpukit.train.target_loss import TargetLoss, balanced_weights
+
+ROOT = Path(__file__).parent.parent.parent.parent
+MODEL = "test_convnext"
+SMALL = ("--set", f"model={MODEL}", "--set", "image_size=32", "--global-batch-size", "16",
+         "--max-steps", "6", "--hw", "cpu", "--set", "warmup_steps=0")  # fmt: skip
+SCORE = Target("score", ("s",), ("1", "2", "4"), mean=(2.0,), spread=(1.25,))
+LABELS = Target("labels", ("a", "b"), ("a", "b"))
+
+
+@pytest.fixture(scope="module")
+def competitions(tmp_path_factory):
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        from competitions import Competition, write_appeal, write_findings
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    assert Competition
+    folder = tmp_path_factory.mktemp("competitions")
+    write_appeal(folder / "appeal", 32)
+    write_findings(folder / "findings", 32)
+    return folder
+
+
+def test_losses_are_those_of_torch_and_timm():
+    rng = torch.Generator().manual_seed(0)
+    scores, values = torch.randn(6, 2, generator=rng), torch.randint(0, 2, (6, 2), generator=rng)
+    values = values.float()
+    bce = F.binary_cross_entropy_with_logits(scores, values, reduction="none").mean(1)
+    torch.testing.assert_close(TargetLoss(LABELS).losses(scores, values), bce)
+    ours = TargetLoss(LABELS, "asymmetric").losses(scores, values).mean() * 2
+    theirs = AsymmetricLossMultiLabel(gamma_neg=4, gamma_pos=1, clip=0.05)(scores, values)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    number = Target("number", ("y", "z"), mean=(10.0, -1.0), spread=(2.0, 0.5))
+    truth = torch.randn(6, 2, generator=rng) * 3
+    wanted = (truth - torch.tensor([10.0, -1.0])) / torch.tensor([2.0, 0.5])
+    for name, loss in (("mse", F.mse_loss), ("mae", F.l1_loss), ("huber", F.huber_loss)):
+        found = TargetLoss(number, name).losses(scores, truth)
+        torch.testing.assert_close(found, loss(scores, wanted, reduction="none").mean(1))
+    back = TargetLoss(number).predictions(scores)
+    torch.testing.assert_close(back, scores * torch.tensor([2.0, 0.5]) + torch.tensor([10.0, -1.0]))
+
+
+@pytest.mark.parametrize("name", ["mse", "ordinal", "cross_entropy"])
+def test_the_expected_score_is_in_the_unit_of_the_table(name):
+    """What a certain network predicts is the score itself, and its loss is the least."""
+    loss = TargetLoss(SCORE, name)
+    for place, grade in enumerate((1.0, 2.0, 4.0)):
+        if name == "mse":
+            scores = torch.tensor([[(grade - 2.0) / 1.25]])
+        elif name == "ordinal":
+            scores = torch.tensor([[60.0 if place > cut else -60.0 for cut in range(2)]])
+        else:
+            scores = 60.0 * F.one_hot(torch.tensor([place]), 3).float()
+        assert scores.shape[1] == loss.outputs
+        assert loss.predictions(scores).item() == pytest.approx(grade, abs=1e-4)
+        assert loss.losses(scores, torch.tensor([grade])).item() == pytest.approx(0, abs=1e-4)
+        assert loss.losses(scores, torch.tensor([1.0 if place else 4.0])).item() > 0.1
+
+
+def test_balanced_weights_count_labels_and_scores_alike():
+    rows = np.array([[1, 0], [0, 0], [0, 0], [0, 1]], np.float32)
+    weights = balanced_weights(LABELS.fitted(rows), rows)
+    for column, found in zip(rows.T, weights.T, strict=True):
+        assert found[column == 1].sum() == pytest.approx(found[column == 0].sum()) == 2
+    scores = np.array([1, 1, 1, 2, 4, 4], np.float32)
+    found = balanced_weights(SCORE.fitted(scores), scores)
+    assert [found[scores == grade].sum() for grade in (1, 2, 4)] == pytest.approx([2, 2, 2])
+
+
+def test_features_are_standardised_and_what_is_new_is_none():
+    rows = [{"age": age, "kind": kind} for age, kind in (("1", "a"), ("3", "b"), ("5", "a"))]
+    found = TableFeatures.from_json(TableFeatures.fitted(rows).to_json())
+    assert found.values(rows[2]).tolist() == pytest.approx([2 / np.std([1, 3, 5]), 1])
+    assert found.values({"age": "", "kind": "new"}).tolist() == [0, 0]
+
+
+def train(folder, run, *more):
+    done = tpukit("train", "--task", "images", "--data-path", folder, *SMALL, "--results-dir", run,
+                  "--json", *more)  # fmt: skip
+    assert result(done)["finished"]
+    return done
+
+
+def submission(folder, run):
+    out = run / "submission.csv"
+    sample = folder / "sample_submission.csv"
+    result(tpukit("predict", "--run", run, "--hw", "cpu", "--sample-submission", sample, "--out",
+                  out, "--json"))  # fmt: skip
+    with out.open() as file, sample.open() as given:
+        rows, wanted = list(csv.DictReader(file)), list(csv.reader(given))
+    assert [*rows[0]] == wanted[0] and [r[wanted[0][0]] for r in rows] == [r[0] for r in wanted[1:]]
+    return rows
+
+
+def by_hand(run, folder, ids, outputs):
+    """The outputs of timm's model for images by id, and the run's state dict."""
+    weights = load_file(next((run / "checkpoints").glob("step-*/model.safetensors")))
+    network = {name.removeprefix("network."): value for name, value in weights.items()
+               if not name.startswith(("head.weight", "head.bias", "embeddings"))}  # fmt: skip
+    is_plain = not any(name.startswith("network.") for name in weights)
+    model = timm.create_model("test_convnext", num_classes=outputs if is_plain else 0).eval()
+    model.load_state_dict(weights if is_plain else network)
+    config = model.pretrained_cfg
+    names = ("crop_pct", "mean", "std", "interpolation")
+    transform = create_transform(32, **{name: config[name] for name in names})
+    files = [folder / "test_images" / f"{name}.png" for name in ids]
+    images = torch.stack([transform(Image.open(file).convert("RGB")) for file in files])
+    with torch.no_grad():
+        return model(images), weights
+
+
+def test_several_labels_are_submitted_as_timm_predicts_them(competitions, tmp_path):
+    folder, run = competitions / "findings", tmp_path / "run"
+    done = train(folder, run, "--set", "loss=asymmetric", "--set", "class_weights=balanced",
+                 "--metric", "auc", "--set", "group_column=PatientID")  # fmt: skip
+    assert "Learning 3 labels, each 0 or 1, in the columns ETT, NGT, CVC (named in" in done.stderr
+    rows = submission(folder, run)
+    scores, _ = by_hand(run, folder, [row["StudyInstanceUID"] for row in rows], 3)
+    found = [[float(row[name]) for name in ("ETT", "NGT", "CVC")] for row in rows]
+    np.testing.assert_allclose(found, scores.sigmoid(), atol=1e-5)
+    tested = result(tpukit("test", "--run", run, "--hw", "cpu", "--json"))
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert tested["metrics"]["auc"] == pytest.approx(last["valid_auc"], abs=1e-6)
+
+
+def test_a_number_is_learned_beside_columns_of_the_table(competitions, tmp_path):
+    folder, run = competitions / "appeal", tmp_path / "run"
+    done = train(folder, run, "--set", "features=all", "--metric", "rmse")
+    assert "Learning a number in the column Pawpularity (named in" in done.stderr
+    rows = submission(folder, run)
+    pooled, weights = by_hand(run, folder, [row["Id"] for row in rows], 1)
+    with (folder / "test.csv").open() as file:
+        table = {row["Id"]: row for row in csv.DictReader(file)}
+    checkpoint = next((run / "checkpoints").glob("step-*"))
+    kept = json.loads((checkpoint / "features.json").read_text())
+    target = json.loads((checkpoint / "target.json").read_text())
+    beside = []
+    for row in rows:
+        given = table[row["Id"]]
+        numbers = [(float(given[n]) - m) / s for n, (m, s) in kept["numbers"].items()]
+        place = 1 + kept["categories"]["Kind"].index(given["Kind"])
+        beside.append([*numbers, *weights["embeddings.0.weight"][place].tolist()])
+    whole = torch.cat([pooled, torch.tensor(beside)], 1)
+    scores = whole @ weights["head.weight"].T + weights["head.bias"]
+    wanted = scores[:, 0] * target["spread"][0] + target["mean"][0]
+    np.testing.assert_allclose([float(row["Pawpularity"]) for row in rows], wanted, atol=1e-3)
+    wrong = ("--set", "features=Eyes,Pawpularity", "--results-dir", tmp_path / "b")
+    told = failure(tpukit("train", "--task", "images", "--data-path", folder, *SMALL, *wrong))
+    assert "features Pawpularity" in told and "Subject Focus, Eyes, Kind" in told
+
+    form = json.loads((checkpoint / "data_config.json").read_text())
+    wanted = resolve_data_config({"input_size": (3, 32, 32)}, model=timm.create_model(MODEL))
+    assert {name: wanted[name] for name in form} == {
+        name: tuple(value) if isinstance(value, list) else value for name, value in form.items()
+    }
