@@ -239,14 +239,18 @@ PAGE_TEXT = """# What a step costs the host
 On torch_xla a training step is Python that traces every operation, in each step anew: the chips
 wait for it where the batch is small. tpukit traces the first two steps of a shape and records
 them; from the third on the compiled program runs with the inputs' buffers, and no Python of the
-step runs. The results are the same, bit for bit. `--steps traced` traces every step, `--steps
-recorded` leaves out the trial in a child process that `auto`, the default, makes once for a kind
-of device.
+step runs. The results are the same, bit for bit.
 
-A step is traced again where something that its Python reads has changed: attributes, closures,
-globals, hooks, frozen layers, arrays on the host. A step that cannot be recorded is always
-traced, and a line names the reason and the place: it reads a value (`.item()`), draws from a
-generator of the host, counts in Python (`self.calls += 1`), keeps a result for later.
+`--steps auto`, the default, tries recorded steps beside traced ones in a child process, once for a
+kind of TPU, and traces each step where they differ. `--steps traced` traces each step. Several
+hosts of a pod, and emulation with `--memory-limit`, trace each step too.
+
+A step is recorded again where something that its Python reads has changed: attributes, closures,
+globals, hooks, frozen layers, arrays on the host, how a tensor is split over the devices. A step
+that cannot be recorded is always traced, which costs one more compilation in some cases, and a
+line names the reason and, where there is one, the place: it reads a value (`.item()`), draws from a
+generator of the host, counts in Python (`self.calls += 1`), keeps a result for later, or its
+optimizer reads the learning rate.
 
 Whether a run waits for the host the progress line says: `host-bound 93%` is the part of the time
 in which the thread that trains computes, where that is at least 80 %. A larger batch a chip

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
+from momentum_task import MoCo
 from python_in_steps import TASKS, Plain, batch_of, trained
 from torch import nn
 
@@ -37,14 +38,15 @@ def traced(backend):
 
 def both(backend, run, *arguments):
     """What `run` returns (tensors by name) with traced and with recorded steps: the names of those
-    that differ in a bit, and the number of steps that ran without their Python."""
+    that differ in a bit, the number of steps that ran without their Python, and that of programs
+    that recorded steps compiled beside the traced ones."""
     with traced(backend):
         expected = run(backend, *arguments)
-    before = backend.recorded.executed
+    before, compiled = backend.recorded.executed, backend.compilations()
     found = run(backend, *arguments)
     differing = [n for n, t in expected.items() if not same_bits(t, found[n])]
     return {"differing": differing, "executed": backend.recorded.executed - before,
-            "tensors": len(expected)}  # fmt: skip
+            "tensors": len(expected), "compiled": backend.compilations() - compiled}  # fmt: skip
 
 
 def same_bits(one, other):
@@ -126,6 +128,23 @@ def python():
     return {"tasks": found, "said": said}
 
 
+def zoo(name, count="10"):
+    """A model that others ship, as it is."""
+    from zoo_models import Zoo, entries
+
+    backend, said = opened()
+    task = Zoo(entries()[name])
+
+    def run(backend):
+        learner = learner_of(task, backend)
+        for number in range(int(count)):
+            [host] = task.example_batches(2 * backend.devices, seed=number)
+            step(learner, number, of=lambda *_, host=host: host)
+        return state_of(learner)
+
+    return {**both(backend, run), "said": said}
+
+
 class Reads(Plain):
     """Reads a value of the device."""
 
@@ -180,6 +199,49 @@ def changed_between(backend, accumulate):
         now = {"bias": model.head.bias, "tracked": model.norm.num_batches_tracked}
         kept |= {f"{n} {number}": t for n, t in backend.to_host(now).items()}
     return {**state_of(learner), **kept}
+
+
+def queue():
+    """Results of a micro-batch that the next ones take."""
+    backend, said = opened()
+
+    def run(backend):
+        learner = learner_of(MoCo(), backend, optimizer="sgd")
+        for number in range(10):
+            step(learner, number, 2, of=pairs_of)
+        return state_of(learner)
+
+    return {**both(backend, run), "said": said}
+
+
+def pairs_of(number, rows):
+    drawn = torch.randn((2, rows, 8), generator=torch.Generator().manual_seed(number))
+    return {"image": drawn[0], "text": drawn[1], "mask": torch.ones(rows)}
+
+
+def splits():
+    """Steps that are given tensors which are split over the devices, or not."""
+    backend, said = opened()
+
+    def run(backend):
+        sums = Sums(backend)
+        for number in range(12):
+            rows = torch.randn((8, 4), generator=torch.Generator().manual_seed(number))
+            [batch] = backend.batches([{"x": rows}])
+            batch = {"x": backend.mesh.send(rows)} if number % 3 == 2 else batch
+            backend.run(sums.step, [batch], 0.0)
+            backend.finish()
+        return backend.to_host({"total": sums.total})
+
+    return {**both(backend, run), "said": said}
+
+
+class Sums:
+    def __init__(self, backend):
+        self.total = backend.mesh.send(torch.zeros(4))
+
+    def step(self, batches, _):
+        self.total += batches[0]["x"].sum(0)
 
 
 def one_batch_twice():

@@ -118,20 +118,31 @@ class PythonState:
 
     def changes(self, *, within: bool = False) -> Iterator[str]:
         """All of them."""
+        return (name for name, _ in self._changed(within))
+
+    def fills_in(self) -> bool:
+        """Whether a value has changed since the step began, and none that was one before: a cache
+        has none."""
+        before = [before for _, before in self._changed(within=True)]
+        return bool(before) and all(value is MISSING or value is None for value in before)
+
+    def _changed(self, within: bool) -> Found:
+        """What is another now, with what it was."""
         for name, container, before in self._held.values():
             now = self._entries(container)
             for key in {**before, **now}:
-                if not self._same(before.get(key, MISSING), now.get(key, MISSING)):
-                    yield _entry(name, key)
-        yield from (name for name, held in self._empty if held)
+                was = before.get(key, MISSING)
+                if not self._same(was, now.get(key, MISSING)):
+                    yield _entry(name, key), was
+        yield from ((name, MISSING) for name, held in self._empty if held)
         names = [name for name, _ in (*self._tensors, *self._counted)]
         pairs = zip(names, self._tensor_marks, self._tensor_marks_now(), strict=True)
-        yield from (name for name, before, now in pairs if before != now)
+        yield from ((name, before) for name, before, now in pairs if before != now)
         marked = [*zip(self._marked, self._marks, strict=True)]
         marked += [*zip(self._moving, self._places, strict=True)] if within else []
-        yield from (name for (name, value), before in marked if before != mark(value))
+        yield from ((name, before) for (name, value), before in marked if before != mark(value))
         modes = _modes()
-        yield from (name for name, mode in self._modes.items() if mode != modes[name])
+        yield from ((name, mode) for name, mode in self._modes.items() if mode != modes[name])
 
     def restore(self) -> None:
         """Leaves attributes, entries and random generators as they were."""

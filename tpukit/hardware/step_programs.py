@@ -55,7 +55,7 @@ class StepCall:
 
     @property
     def key(self) -> Any:
-        """What one program is for."""
+        """The name and what is compared of the batches."""
         shapes = [(name, t.shape, t.dtype) for batch in self.batches for name, t in batch.items()]
         return self.name, torch.is_grad_enabled(), tuple(shapes)
 
@@ -92,7 +92,7 @@ class StepPrograms(ABC, Generic[P]):
 
     def run(self, step: StepCall) -> Any:
         """What the step returns."""
-        programs, key = self._known.setdefault(step.owner, {}), step.key
+        programs, key = self._known.setdefault(step.owner, {}), self.key_of(step)
         known = programs.get(key)
         if known is None and key in programs:
             return step()
@@ -105,6 +105,10 @@ class StepPrograms(ABC, Generic[P]):
                 return self.execute(known, step)
         programs[key], returned = self.record(step, known, change)
         return returned
+
+    def key_of(self, step: StepCall) -> Any:
+        """What one program is for."""
+        return step.key
 
     @abstractmethod
     def record(self, step: StepCall, known: P | None, change: str | None) -> tuple[P | None, Any]:

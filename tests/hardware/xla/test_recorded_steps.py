@@ -40,6 +40,10 @@ def test_what_a_step_reads_in_python_counts():
         "Settings": 4, "Rises": 0, "Counts": 0, "Draws": 0, "Keeps": 0, "Freezes": 4,
         "ReplacesData": 6, "HooksGradient": 6, "Reads": 0,
     }  # fmt: skip
+    # What is found at a step's end costs no compilation: a traced step's program is executed.
+    assert {n: t["compiled"] for n, t in found["tasks"].items() if n in ("Counts", "Draws")} == {
+        "Counts": 0, "Draws": 0
+    }  # fmt: skip
     rises, counts, draws, keeps, reads = found["said"]
     assert "Rises.alpha changes before each call" in rises
     assert "Counts.calls" in counts and "Draws.rng" in draws and "Keeps.center" in keeps
@@ -53,6 +57,16 @@ def test_what_happens_between_steps_counts(accumulate):
     found = case("surroundings", accumulate)
     assert found["differing"] == []
     assert found["executed"] >= 8
+
+
+def test_a_later_part_of_a_step_takes_what_an_earlier_one_made():
+    found = case("queue", devices="2")
+    assert (found["differing"], found["executed"], found["said"]) == ([], 8, [])
+
+
+def test_tensors_that_are_split_otherwise_are_given_to_another_program():
+    found = case("splits", devices="2")
+    assert (found["differing"], found["executed"], found["said"]) == ([], 8, [])
 
 
 def test_a_batch_that_is_given_twice_is_not_taken_for_two():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch_xla
@@ -72,9 +72,11 @@ from tpukit.hardware.xla.optimizer import (
     step_in_graph,
     takes_rates,
 )
-from tpukit.hardware.xla.programs import XlaPrograms
 from tpukit.hardware.xla.tpu_memory import duty_cycle_percent, fullest_device
 from tpukit.knowledge.accelerators import peak_flops, tpu_by_device_kind
+
+if TYPE_CHECKING:
+    from tpukit.hardware.xla.programs import XlaPrograms
 
 SECONDS_BETWEEN_SAMPLES = 0.02
 """Period of the samples of a TPU's memory while it is measured; libtpu keeps no peak."""
@@ -202,6 +204,11 @@ class XlaBackend(XlaOps):
 
     def record_steps(self) -> None:
         """Runs the third step of a shape, and later ones, as a program without their Python."""
+        try:
+            from tpukit.hardware.xla.programs import XlaPrograms
+        except ImportError as error:  # another release of torch_xla
+            _note(f"each step is traced: {error}")
+            return
         self.recorded = XlaPrograms(str(self.mesh.device), self.mesh.send, _note)
 
     def _host_value(self, make: Callable[[float], Tensor], number: float) -> Tensor:
@@ -438,7 +445,7 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
     # All hosts run one program.
     fused = all(hosts.all_gather_objects(options.kernels == "on" and _has_kernels()))
     backend = XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=limit)
-    if options.step_mode == "recorded" and xr.process_count() == 1 and limit is None:
+    if options.step_mode != "traced" and xr.process_count() == 1 and limit is None:
         backend.record_steps()
     return backend
 

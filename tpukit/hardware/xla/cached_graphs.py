@@ -1,14 +1,29 @@
 """torch_xla's private functions that find a traced graph's arguments and run its program again.
 
-They are those of its bridge to Dynamo, of 2.8 and 2.9. No other module calls them for this.
+They are those of its bridge to Dynamo, of 2.8 and 2.9. No other module calls them for this: where
+one is missing, ImportError says which.
 """
 
 from collections.abc import Sequence
 
 import torch
-import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
+from _XLAC import (
+    _check_device_tensor_need_materialization,
+    _check_tensor_need_materialization,
+    _get_base_seed_as_tensor,
+    _get_graph_hash,
+    _get_seed_info_id,
+    _get_tensors_handle,
+    _get_tensors_xla_device_data_node,
+    _get_xla_sharding_specs,
+    _replace_xla_tensor,
+    _run_cached_graph,
+    _set_buffer_donation,
+    _xla_get_tensor_id,
+    _xla_warm_up_cache,
+)
 from torch import Tensor
 from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
@@ -27,27 +42,32 @@ class StaleProgramError(Exception):
 def handles(tensors: Sequence[Tensor]) -> list[int]:
     """A number for each tensor's buffer, once `wait` has returned; tensors that share one have the
     same."""
-    return torch_xla._XLAC._get_tensors_handle(tensors)  # type: ignore[no-any-return]
+    return _get_tensors_handle(tensors)  # type: ignore[no-any-return]
+
+
+def shardings(tensors: Sequence[Tensor]) -> list[str]:
+    """How each is split over the devices: a program takes no other split, and does not look."""
+    return _get_xla_sharding_specs(tensors)  # type: ignore[no-any-return]
 
 
 def are_pending(tensors: Sequence[Tensor]) -> list[bool]:
     """Which are results of a graph that has not run."""
-    return torch_xla._XLAC._check_tensor_need_materialization(tensors)  # type: ignore[no-any-return]
+    return _check_tensor_need_materialization(tensors)  # type: ignore[no-any-return]
 
 
 def pending_count(device: str) -> int:
     """Number of such tensors on the device, those that Python does not know too."""
-    return sum(torch_xla._XLAC._check_device_tensor_need_materialization(device))
+    return sum(_check_device_tensor_need_materialization(device))
 
 
 def number_of(tensor: Tensor) -> int:
     """Tensors of one number are one for torch_xla, as an alias and its original are."""
-    return torch_xla._XLAC._xla_get_tensor_id(tensor)  # type: ignore[no-any-return]
+    return _xla_get_tensor_id(tensor)  # type: ignore[no-any-return]
 
 
 def put(tensor: Tensor, value: Tensor) -> None:
     """Gives a tensor another's buffer; what is an alias or a view of it is made anew when used."""
-    torch_xla._XLAC._replace_xla_tensor(tensor, value)
+    _replace_xla_tensor(tensor, value)
     torch._functionalize_commit_update(tensor)
     torch._functionalize_sync(tensor)
 
@@ -62,23 +82,23 @@ def read_count() -> tuple[int, int]:
 # -- graphs ----------------------------------------------------------------------------------------
 def graph_arguments(results: Sequence[Tensor]) -> tuple[list[Tensor], list[bool]]:
     """The buffers that a pending graph takes, and which of them are seeds of the generator."""
-    numbers, values = torch_xla._XLAC._get_tensors_xla_device_data_node(results)
-    seed = torch_xla._XLAC._get_seed_info_id()
+    numbers, values = _get_tensors_xla_device_data_node(results)
+    seed = _get_seed_info_id()
     return values, [number == seed for number in numbers]
 
 
 def donate(value: Tensor, donated: bool) -> None:
     """Whether the next program compiled may write its results into this argument's buffer."""
-    torch_xla._XLAC._set_buffer_donation(value, donated)
+    _set_buffer_donation(value, donated)
 
 
 def compiled(results: Sequence[Tensor]) -> bytes:
     """Compiles a pending graph, unless it is in torch_xla's cache; the hash that it has there."""
     with alias_with_buffer_donor_config():
         # The first one may mark nodes as sharded whose hash was taken already.
-        torch_xla._XLAC._get_graph_hash(results)
-        found: bytes = torch_xla._XLAC._get_graph_hash(results)
-        torch_xla._XLAC._xla_warm_up_cache(results, [])
+        _get_graph_hash(results)
+        found: bytes = _get_graph_hash(results)
+        _xla_warm_up_cache(results, [])
     return found
 
 
@@ -90,7 +110,7 @@ def wait() -> None:
 def execute(program: bytes, arguments: Sequence[Tensor]) -> list[Tensor]:
     """The results of a compiled graph, once `wait` has returned. Raises StaleProgramError."""
     try:
-        return torch_xla._XLAC._run_cached_graph(program, arguments)  # type: ignore[no-any-return]
+        return _run_cached_graph(program, arguments)  # type: ignore[no-any-return]
     except RuntimeError as error:
         if LOST not in str(error):
             raise
@@ -131,4 +151,4 @@ def draws_before_sync(seed: int, state: int) -> int | None:
 def seed_on(device: str, seed: int) -> Tensor:
     """A seed as a graph takes it."""
     xm.set_rng_state(seed)
-    return torch_xla._XLAC._get_base_seed_as_tensor(device)  # type: ignore[no-any-return]
+    return _get_base_seed_as_tensor(device)  # type: ignore[no-any-return]

@@ -23,7 +23,15 @@ from tpukit.hardware.step_programs import (
     place_in,
 )
 from tpukit.hardware.xla import cached_graphs as graphs
-from tpukit.hardware.xla.recorder import GivenPlace, GraphRecorder, SeedPlace, SentPlace, StepPart
+from tpukit.hardware.xla.recorder import (
+    KEPT,
+    GivenPlace,
+    GraphRecorder,
+    MadePlace,
+    SeedPlace,
+    SentPlace,
+    StepPart,
+)
 
 MOST_FAILURES = 2
 """Number of recordings in a row that may find that the step cannot be replayed: a cache may be
@@ -65,13 +73,13 @@ class RecordedStep:
     kept: list[TensorWeakRef] = field(default_factory=list)
     """The tensors that outlive the step, each once."""
     forms: list[Any] = field(default_factory=list)
-    """Their shapes and types."""
+    """Their shapes, types and shardings."""
 
     def __post_init__(self) -> None:
         arguments = [a for part in self.parts for a in (*part.arguments, *part.results)]
         refs = {id(a()): a for a in arguments if isinstance(a, TensorWeakRef)}
         self.kept = [*refs.values()]
-        self.forms = [_form(ref()) for ref in self.kept]
+        self.forms = _forms([ref() for ref in self.kept])
 
     @property
     def key(self) -> Any:
@@ -86,8 +94,8 @@ class RecordedStep:
         tensors = [ref() for ref in self.kept]
         if any(tensor is None for tensor in tensors):
             return "a tensor that it used was removed"
-        if [_form(tensor) for tensor in tensors] != self.forms:
-            return "the shape or type of a tensor"
+        if _forms(tensors) != self.forms:
+            return "the shape, type or sharding of a tensor"
         return self.state.change()
 
     def require_own_buffers(self) -> None:
@@ -106,8 +114,9 @@ class RecordedStep:
         raise graphs.StaleProgramError("what shares a buffer")
 
 
-def _form(tensor: Tensor | None) -> Any:
-    return tensor is not None and (tensor.shape, tensor.dtype)
+def _forms(tensors: Sequence[Tensor | None]) -> list[Any]:
+    alive = [tensor for tensor in tensors if tensor is not None]
+    return [[(tensor.shape, tensor.dtype) for tensor in alive], graphs.shardings(alive)]
 
 
 class XlaPrograms(StepPrograms[RecordedStep]):
@@ -131,16 +140,22 @@ class XlaPrograms(StepPrograms[RecordedStep]):
     def run(self, step: StepCall) -> Any:
         self.has_executed = False
         self._seed = xm.get_rng_state()
-        if self._known.get(step.owner, {}).get(step.key) and graphs.pending_count(self.device):
+        if self._known.get(step.owner, {}).get(self.key_of(step)) and graphs.pending_count(
+            self.device
+        ):
             torch_xla.sync()  # from buffers that are about to be overwritten
         try:
             return super().run(step)
         except graphs.StaleProgramError as error:
             self.executed -= 1
-            known = self._known[step.owner][step.key]
+            known = self._known[step.owner][self.key_of(step)]
             assert known is not None
             known.stale = str(error)
             return super().run(step)
+
+    def key_of(self, step: StepCall) -> Any:
+        # A result that a step is given may be split over the devices, or not.
+        return step.key, tuple(graphs.shardings(step.given))
 
     def host_value(self, make: Callable[[float], Tensor], number: float) -> Tensor:
         """`make(number)` on the device; of a recorded step anew in each."""
@@ -159,7 +174,7 @@ class XlaPrograms(StepPrograms[RecordedStep]):
     def refuse(self, reason: str) -> None:
         """Says why the step that is being recorded is not to be replayed."""
         if self.recorder is not None:
-            self.recorder.problem = self.recorder.problem or reason
+            self.recorder.refuse(reason)
 
     def on_host(self, action: Callable[[], None]) -> None:
         """Does what the host does after each step of this kind."""
@@ -182,41 +197,48 @@ class XlaPrograms(StepPrograms[RecordedStep]):
             with watch or nullcontext():
                 returned = numbered()
             torch.clear_autocast_cache()
-            found.end_part()
-            made = self._program(found, before, returned)
+            problem = _problem_in_python(before, drawn)
+            if problem and not (known is None and before.fills_in()):
+                found.refuse(problem)
+            leaves, structure = tree_flatten(returned)
+            found.end_part(leaves)
+            if problem:
+                found.refuse(problem)
+            places = self._places(found, leaves)
         finally:
             self.recorder = None
             found.close()
         self.has_executed = True
-        if host_state() != drawn:
-            made.problem = made.problem or "it draws from a random generator of the host"
-        if made.problem and watch is not None:
-            made.problem += watch.place
-        return self._after(made, known), returned
+        if found.problem and watch is not None:
+            found.problem += watch.place
+        parts = [] if found.problem else found.parts
+        made = RecordedStep(
+            before, parts, self._sent, self._actions, (places, structure), found.problem
+        )
+        return self._after(made, known, change), returned
 
-    def _program(self, found: GraphRecorder, before: PythonState, returned: Any) -> RecordedStep:
-        """The program of a recording that has ended."""
-        leaves, structure = tree_flatten(returned)
+    def _places(self, found: GraphRecorder, leaves: Sequence[Any]) -> list[Any]:
+        """What a step returns as `RecordedStep.returned` has it."""
         places = [found.place_of(x) if isinstance(x, Tensor) else x for x in leaves]
-        problem = found.problem
         if any(isinstance(x, Tensor) and p is None for x, p in zip(leaves, places, strict=True)):
-            problem = problem or "it returns a tensor that it did not compute"
-        if not problem and (changed := before.change(within=True)):
-            problem = f"it changes {changed}, which no program does"
-        if not problem and found.keeps_results():
-            problem = "a result is kept for later"
-        parts = [] if problem else found.parts
-        return RecordedStep(before, parts, self._sent, self._actions, (places, structure), problem)
+            found.refuse("it returns a tensor that it did not compute")
+        if not found.problem and found.keeps_results():
+            found.refuse(KEPT)
+        return places
 
-    def _after(self, made: RecordedStep, known: RecordedStep | None) -> RecordedStep:
+    def _after(
+        self, made: RecordedStep, known: RecordedStep | None, change: str | None
+    ) -> RecordedStep:
         """The program to keep after a recording."""
         if known is None:
             made.failures = int(bool(made.problem))
             return made
         made.changes, made.executed = known.changes, known.executed
         made.recordings = known.recordings + 1
-        made.failures = known.failures + 1 if made.problem else 0
-        made.is_proven = not made.problem and not known.problem and made.key == known.key
+        both = not made.problem and not known.problem
+        made.is_proven = both and made.key == known.key
+        differs = both and not made.is_proven and not change
+        made.failures = known.failures + 1 if made.problem or differs else 0
         return made
 
     def execute(self, program: RecordedStep, step: StepCall) -> Any:
@@ -234,6 +256,7 @@ class XlaPrograms(StepPrograms[RecordedStep]):
                 else argument() if isinstance(argument, TensorWeakRef)
                 else graphs.seed_on(self.device, graphs.after_draws(seed, argument.draws))
                 if isinstance(argument, SeedPlace)
+                else results[argument.part][argument.place] if isinstance(argument, MadePlace)
                 else brought[type(argument)][argument.place]
                 for argument in part.arguments
             ]  # fmt: skip
@@ -255,10 +278,18 @@ class XlaPrograms(StepPrograms[RecordedStep]):
         return tree_unflatten(leaves, structure)
 
 
+def _problem_in_python(before: PythonState, drawn: bytes) -> str:
+    """Why a step is not to be replayed by what its Python did; empty where it may be."""
+    if host_state() != drawn:
+        return "it draws from a random generator of the host"
+    changed = before.change(within=True)
+    return f"it changes {changed}, which no program does" if changed else ""
+
+
 def _reason_to_trace(known: RecordedStep, change: str | None) -> str | None:
     """Why a step is not recorded once more."""
     if known.failures >= MOST_FAILURES:
-        return known.problem
+        return known.problem or "it is another program each time"
     if known.changes > MOST_CHANGES:
         return f"{change} changes before each call"
     if known.recordings >= MOST_RECORDINGS + known.executed // STEPS_A_RECORDING:

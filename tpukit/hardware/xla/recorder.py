@@ -18,6 +18,8 @@ from tpukit.hardware.memory import is_out_of_memory_text
 from tpukit.hardware.step_programs import NotOneProgramError
 from tpukit.hardware.xla import cached_graphs as graphs
 
+KEPT = "a result is kept for later"
+"""Why a step is traced whose Python holds a tensor that it made and does not return."""
 CONSTANTS: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 """Buffers that a recorded program has for itself, by id."""
 
@@ -34,13 +36,20 @@ class SentPlace(NamedTuple):
     place: int
 
 
+class MadePlace(NamedTuple):
+    """The place of an argument among the results of an earlier part."""
+
+    part: int
+    place: int
+
+
 class SeedPlace(NamedTuple):
     """The generator's state after a number of random operators of the part."""
 
     draws: int
 
 
-Argument = Tensor | TensorWeakRef | GivenPlace | SentPlace | SeedPlace
+Argument = Tensor | TensorWeakRef | GivenPlace | SentPlace | MadePlace | SeedPlace
 """A constant, a tensor that outlives the step, or what each step brings."""
 
 
@@ -95,6 +104,8 @@ class GraphRecorder:
         """By id their order."""
         self._made: dict[int, tuple[TensorWeakRef, int, int]] = {}
         """By id the results that no tensor from before takes, with part and place."""
+        self._made_values: list[tuple[Tensor, MadePlace]] = []
+        """Their values, which a later part may take: held, so that none has another handle."""
         self._reads = graphs.read_count()
         self.see(tensor for tensor in living_tensors() if id(tensor) not in CONSTANTS)
         for place, handle in enumerate(graphs.handles(given)):
@@ -122,28 +133,36 @@ class GraphRecorder:
         """Takes a tensor for one that the host makes for each step."""
         self._places[graphs.handles([sent])[0]] = SentPlace(place)
 
-    def end_part(self) -> None:
-        """In a sync's place: executes what is pending, as a part or, where that fails, as ever."""
+    def refuse(self, reason: str) -> None:
+        """Keeps the first reason why this step is not to be replayed: what is pending is executed
+        as the traced step's program then, without another compilation."""
+        self.problem = self.problem or reason
+
+    def end_part(self, returned: Sequence[Any] | None = None) -> None:
+        """In a sync's place: executes what is pending, as a part or, where that fails, as ever.
+
+        returned: what the step returns, where it ends here.
+        """
         if graphs.read_count() != self._reads:
-            self.problem = self.problem or "it reads values of the device"
+            self.refuse("it reads values of the device")
         if not self.problem:
             gc.collect()
-            self._record_part()
+            self._record_part(returned)
         torch_xla.sync()  # moves the generator on; executes what is pending still
         graphs.wait()
         now = xm.get_rng_state()
         draws = graphs.draws_before_sync(self.seed, now)
         if draws is None:
-            self.problem = self.problem or "it sets the generator of random numbers"
+            self.refuse("it sets the generator of random numbers")
         elif not self.problem:
             self.parts[-1].draws = draws
         self.seed, self._reads = now, graphs.read_count()
         before, self._held = self._held, {}
         self.see(tensor for holders in before.values() for tensor in holders)
 
-    def _record_part(self) -> None:
+    def _record_part(self, returned: Sequence[Any] | None) -> None:
         try:
-            part, groups, values = self._compiled_part()
+            part, groups, values = self._compiled_part(returned)
         except Exception as error:  # whatever a private function does with a graph of its own
             if is_out_of_memory_text(str(error)):
                 raise
@@ -151,15 +170,23 @@ class GraphRecorder:
             return
         graphs.wait()
         for group, value in zip(groups, graphs.execute(part.program, values), strict=True):
+            if id(group[0]) in self._made:
+                self._made_values.append((value, MadePlace(*self._made[id(group[0])][1:])))
             for tensor in group:
                 graphs.put(tensor, value)
         self.parts.append(part)
 
-    def _compiled_part(self) -> tuple[StepPart, list[list[Tensor]], list[Tensor]]:
+    def _compiled_part(
+        self, returned: Sequence[Any] | None
+    ) -> tuple[StepPart, list[list[Tensor]], list[Tensor]]:
         """A part, its results by torch_xla's number, and the values of its arguments."""
         outliving = {id(tensor) for holders in self._held.values() for tensor in holders}
         groups = self._pending()
         results = [group[0] for group in groups]
+        if returned is not None:
+            known = outliving | {*map(id, returned)}
+            if any(id(tensor) not in known for tensor in results):
+                raise NotOneProgramError(KEPT)
         part, values, donated = self._found(results, {id(t) for group in groups for t in group})
         for place, tensor in enumerate(results):
             is_kept = id(tensor) in outliving and id(tensor) not in self._given
@@ -199,6 +226,8 @@ class GraphRecorder:
     ) -> tuple[StepPart, list[Tensor], list[Tensor]]:
         """A part without its program, the values of its arguments, and those to donate."""
         values, are_seeds = graphs.graph_arguments(results)
+        made = graphs.handles([value for value, _ in self._made_values])
+        of_made = dict(zip(made, (place for _, place in self._made_values), strict=True))
         part, donated = StepPart(), []
         of_values = zip(values, are_seeds, graphs.handles(values), strict=True)
         for value, is_seed, handle in of_values:
@@ -216,6 +245,8 @@ class GraphRecorder:
                 part.add_aliases(holders)
                 if all(id(tensor) in written for tensor in holders):
                     donated.append(value)
+            elif handle in of_made:
+                argument = of_made[handle]
             else:
                 CONSTANTS[id(value)] = value
                 part.digests.append(_digest(value))

@@ -235,15 +235,16 @@ class BatchDecoder:
         return {} if array is None else {"given": self._put(array)}
 
     def _zeros(self, positions: int) -> list[Tensor]:
-        """Room for a number of positions of every row: (rows, heads, positions, width) each."""
-        return [
-            torch.zeros(
-                (self.shape.rows, kind.heads, positions, kind.width),
-                dtype=kind.dtype,
-                device=self.backend.device,
-            )
+        """Room for a number of positions of every row: (rows, heads, positions, width) each, laid
+        out over the devices as batches are."""
+        (batch,) = self.backend.batches([{"row": torch.zeros((self.shape.rows, 1, 1, 1))}])
+        row = batch["row"]
+        made = [
+            row.to(kind.dtype).expand(-1, kind.heads, positions, kind.width).clone()
             for kind in self.kinds
         ]
+        self.backend.finish()
+        return made
 
     # -- writing prompts: their last token goes into the position before the next one --------------
     def _places(
@@ -305,7 +306,7 @@ class BatchDecoder:
             taken[device, [row - device * own for row in chosen]] = True
         replaced = taken[:, :, None] & (source < length)[:, None, :]
         return {
-            "sources": self._put(np.minimum(source, length - 1))[:, None, :, None],
+            "sources": self._put(np.minimum(source, length - 1)[:, None, :, None]),
             "replaced": self._put(replaced.reshape(self.shape.rows, 1, -1, 1)),
         }
 
@@ -313,7 +314,7 @@ class BatchDecoder:
         """Several devices behind one tensor: chosen element by element, so that no row's part
         has to be known to another device."""
         own, sources = self.shape.rows_per_device, batch["sources"]
-        for place, (tensor, made) in enumerate(zip(self._ring, new, strict=True)):
+        for tensor, made in zip(self._ring, new, strict=True):
             spread = made.gather(2, sources.expand(-1, made.shape[1], -1, made.shape[3]))
             spread = spread[:, None].expand(-1, own, -1, -1, -1).reshape(tensor.shape)
-            self._ring[place] = torch.where(batch["replaced"], spread.to(tensor.dtype), tensor)
+            tensor.copy_(torch.where(batch["replaced"], spread.to(tensor.dtype), tensor))
