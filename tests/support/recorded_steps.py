@@ -284,12 +284,13 @@ def memory():
             step(learner, number)
             counts.append(backend.compilations())
         gc.collect()
+        wait()  # until then a result has no buffer
         tensors = [t for t in living_tensors() if id(t) not in CONSTANTS]
         by_buffer = dict(zip(handles(tensors), tensors, strict=True))
         size = sum(t.numel() * t.element_size() for t in by_buffer.values())
         return counts[-1] - counts[2], size, len(learner.trained)
 
-    from tpukit.hardware.xla.cached_graphs import handles
+    from tpukit.hardware.xla.cached_graphs import handles, wait
     from tpukit.hardware.xla.recorder import CONSTANTS, living_tensors
 
     with traced(backend):

@@ -118,31 +118,35 @@ class PythonState:
 
     def changes(self, *, within: bool = False) -> Iterator[str]:
         """All of them."""
-        return (name for name, _ in self._changed(within))
+        return (name for name, *_ in self._changed(within))
 
     def fills_in(self) -> bool:
-        """Whether a value has changed since the step began, and none that was one before: a cache
-        has none."""
-        before = [before for _, before in self._changed(within=True)]
-        return bool(before) and all(value is MISSING or value is None for value in before)
+        """Whether a value has changed since the step began, and each such was none before and is no
+        number now: a cache, not a counter."""
+        pairs = [(before, now) for _, before, now in self._changed(within=True)]
+        return bool(pairs) and all(
+            (before is MISSING or before is None) and (type(now) not in (int, float))
+            for before, now in pairs
+        )
 
-    def _changed(self, within: bool) -> Found:
-        """What is another now, with what it was."""
+    def _changed(self, within: bool) -> Iterator[tuple[str, Any, Any]]:
+        """What is another now, with what it was and is."""
         for name, container, before in self._held.values():
             now = self._entries(container)
             for key in {**before, **now}:
-                was = before.get(key, MISSING)
-                if not self._same(was, now.get(key, MISSING)):
-                    yield _entry(name, key), was
-        yield from ((name, MISSING) for name, held in self._empty if held)
+                values = before.get(key, MISSING), now.get(key, MISSING)
+                if not self._same(*values):
+                    yield _entry(name, key), *values
+        yield from ((name, MISSING, held) for name, held in self._empty if held)
         names = [name for name, _ in (*self._tensors, *self._counted)]
-        pairs = zip(names, self._tensor_marks, self._tensor_marks_now(), strict=True)
-        yield from ((name, before) for name, before, now in pairs if before != now)
+        marks = zip(names, self._tensor_marks, self._tensor_marks_now(), strict=True)
+        yield from (found for found in marks if found[1] != found[2])
         marked = [*zip(self._marked, self._marks, strict=True)]
         marked += [*zip(self._moving, self._places, strict=True)] if within else []
-        yield from ((name, before) for (name, value), before in marked if before != mark(value))
+        found = ((name, before, mark(value)) for (name, value), before in marked)
+        yield from (each for each in found if each[1] != each[2])
         modes = _modes()
-        yield from ((name, mode) for name, mode in self._modes.items() if mode != modes[name])
+        yield from ((n, mode, modes[n]) for n, mode in self._modes.items() if mode != modes[n])
 
     def restore(self) -> None:
         """Leaves attributes, entries and random generators as they were."""
