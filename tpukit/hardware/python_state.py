@@ -121,8 +121,8 @@ class PythonState:
         return (name for name, *_ in self._changed(within))
 
     def fills_in(self) -> bool:
-        """Whether a value has changed since the step began, and each such was none before and is no
-        number now: a cache, not a counter."""
+        """Whether a value has changed since the step began, and each such was none before: a cache.
+        A number is a counter."""
         pairs = [(before, now) for _, before, now in self._changed(within=True)]
         return bool(pairs) and all(
             (before is MISSING or before is None) and (type(now) not in (int, float))
