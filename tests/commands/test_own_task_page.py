@@ -61,7 +61,7 @@ def test_the_script_that_became_a_task_trains_and_predicts(tmp_path):
             for index in range(count):
                 pixels = rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(folder / f"{index}.png")
-    predict = block("def predict").replace("\n", "\n    ").rstrip()
+    predict = block("def predict(").replace("\n", "\n    ").rstrip()
     task = f"{block('class Photos')}\n    {predict}\n"
     (tmp_path / "my_task.py").write_text(IMPORTS + task)
     run = ["--task", "my_task.py:Photos", "--set", "model=resnet10t", "--hw", "cpu", "--json"]

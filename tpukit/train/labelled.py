@@ -61,9 +61,6 @@ class TableSettings:
     """Validate on this of the `folds` (from 0), or on the rows with this value in `fold_column`."""
     fold_column: str | None = None
     """Column of the table that numbers its folds (default: fold, unless `folds` makes them)."""
-    features: str | None = None
-    """Columns of the table that the model sees too, separated by commas, or all (those that the
-    test table has as well): numbers standardised, categories embedded (images)."""
     group_column: str | None = None
     """Column of the table whose equal values (a patient, a video) stay in one part."""
 
@@ -115,11 +112,14 @@ def table_with_rows(path: Path) -> Table:
     return table
 
 
-def labelled(table: Table, settings: TableSettings, known: Target | None = None) -> LabelledTable:
+def labelled(
+    table: Table, settings: TableSettings, known: Target | None = None,
+    features: str | None = None,
+) -> LabelledTable:  # fmt: skip
     """The rows of a table with what is learned of them.
 
     known: what a run has learned, which is not looked for again (of earlier versions the classes
-    alone).
+    alone); features: the setting, whose columns are not learned.
 
     Raises DataError for what is not clear or does not fit.
     """
@@ -129,12 +129,12 @@ def labelled(table: Table, settings: TableSettings, known: Target | None = None)
     ids = id_column_of(table, settings.id_column, sample, tests)
     if known is None or not known.columns:
         asked = settings.columns.split(",") if settings.columns else None
-        beside = map(plain_name, settings.features.split(",") if settings.features else ())
+        beside = map(plain_name, features.split(",") if features else ())
         wanted = {*map(plain_name, sample.columns)} if sample else set()
-        features = (*({*beside} - wanted), settings.fold_column, settings.group_column)
+        apart = (*({*beside} - wanted), settings.fold_column, settings.group_column)
         known = learned_target(
             table, ids, Asked(asked and [name.strip() for name in asked], settings.target,
-            features), classes=known.classes if known else None, sample=sample, tests=tests,
+            apart), classes=known.classes if known else None, sample=sample, tests=tests,
         )  # fmt: skip
     return LabelledTable(table, ids, known, known.values(table))
 
@@ -186,19 +186,19 @@ def columns_of_tests(folder: Path) -> list[str]:
     return open_table(path).columns if path.is_file() else []
 
 
-def features_of(found: LabelledTable, settings: TableSettings) -> list[str]:
-    """The columns that the setting `features` names. Raises ConfigError for one that is not there,
+def features_of(found: LabelledTable, settings: TableSettings, features: str | None) -> list[str]:
+    """The columns that a setting `features` names. Raises ConfigError for one that is not there,
     or that the test table lacks."""
-    if settings.features is None:
+    if features is None:
         return []
     there = [*map(plain_name, found.table.columns)]
     tested = {*map(plain_name, columns_of_tests(Path(settings.data_path)))}
     taken = {found.id_column, *found.target.columns, settings.fold_column, settings.group_column}
     shared = [n for n in there if n in (tested or there) and n not in taken]
     shared = [name for name in shared if name and name.lower() not in FOLD_NAMES]
-    if settings.features == ALL:
+    if features == ALL:
         return shared
-    names = [plain_name(name) for name in settings.features.split(",")]
+    names = [plain_name(name) for name in features.split(",")]
     if wrong := [name for name in names if name not in shared]:
         lacks = f"not a column of the {'test' if wrong[0] in there else 'training'} table."
         what = "it holds the ids, folds or what is learned." if wrong[0] in taken else lacks

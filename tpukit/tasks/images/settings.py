@@ -20,6 +20,9 @@ class ImagesConfig(TableSettings):
 
     folder: str | None = None
     """Folder of the table's images, in the data path (default: train_images, images or train)."""
+    features: str | None = None
+    """Columns of the table that the model sees too, separated by commas, or all (those that the
+    test table has as well): numbers standardised, categories embedded."""
     model: str = "convnext_tiny"
     """Any timm model."""
     pretrained: str = "none"

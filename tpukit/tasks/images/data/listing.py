@@ -119,8 +119,8 @@ def find_training_images(
     table = training_table(config)
     if table is not None:
         folder = named_folder(config) or _existing(root, IMAGE_FOLDERS) or table.path.parent
-        rows = labelled(table, config, known)
-        features = features_of(rows, config)
+        rows = labelled(table, config, known, config.features)
+        features = features_of(rows, config, config.features)
         train = labelled_images(rows, folder, features)
         tables = (table_file(table.path.parent, name) for name in VALIDATION_FOLDERS)
         beside = next((path for path in tables if path.is_file()), None)
