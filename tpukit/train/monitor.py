@@ -17,6 +17,7 @@ from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.profiling import profile
 from tpukit.io.progress import Progress
 from tpukit.io.units import format_bytes, format_duration, three_digits
+from tpukit.train.goodput import Goodput
 from tpukit.train.learner import BadStep, Learner, StepMetrics
 from tpukit.train.non_finite import non_finite_step
 from tpukit.train.plan import RunPlan
@@ -45,11 +46,14 @@ SMALL_GRADIENT = 1e-7
 class RunMonitor:
     """Times, counts and logs a run's steps; `log` is None on all ranks but 0."""
 
-    def __init__(self, plan: RunPlan, learner: Learner, log: RunLog | None) -> None:
+    def __init__(
+        self, plan: RunPlan, learner: Learner, log: RunLog | None, goodput: Goodput
+    ) -> None:
         self.plan = plan
         self.learner = learner
         self.backend = learner.backend
         self.log = log
+        self.goodput = goodput
         self.last_loss = math.nan
         """Mean loss of the last log line."""
         self.watch = CompilationWatch(self.backend)
@@ -188,7 +192,7 @@ class RunMonitor:
     # -- log lines --------------------------------------------------------------------------------
     def log_metrics(self, metrics: StepMetrics, rate: float) -> None:
         """A line of the metrics since the last one; `rate`: the last step's learning rate."""
-        self.clock.stop()
+        step_seconds = self.clock.stop()
         self.watch.done("read")
         self.last_loss = metrics.means["loss"]
         memory = self.backend.usage().memory
@@ -202,6 +206,7 @@ class RunMonitor:
             "skipped_steps": metrics.skipped,
             "samples_per_second": self.clock.rate,
             "data_waiting": self.clock.waiting,
+            **self.goodput.fields(step_seconds),
             "host_busy": self._host_busy(),
             "mfu": self._mfu(self.clock.rate),
             "compilations": self.backend.compilations(),
@@ -386,17 +391,18 @@ class StepClock:
         """Counts a step."""
         self._window_steps += 1
 
-    def stop(self) -> None:
-        """Counts the window; a new one begins with `restart`."""
+    def stop(self) -> float:
+        """Counts the window, and returns its seconds; a new one begins with `restart`."""
         seconds = time.monotonic() - self._window_started
         if not self._window_steps or seconds <= 0:
-            return
+            return 0.0
         self.rate = self._window_steps * self.samples_per_step / seconds
         self.waiting = self._window_waited / seconds
         self.busy = (time.thread_time() - self._window_computed) / seconds
         self._seconds += seconds
         self._waited += self._window_waited
         self._steps += self._window_steps
+        return seconds
 
     def mean_rate(self) -> float:
         """Samples per second over all windows."""

@@ -16,11 +16,12 @@ from tpukit.hardware.backend import Backend
 from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.lock import mark_ending
 from tpukit.io.remote import RemoteError
-from tpukit.io.units import format_bytes
+from tpukit.io.units import format_bytes, format_duration
 from tpukit.train.checkpoint import KEPT, BackgroundWriter, Checkpoint, point_as_recorded
 from tpukit.train.data import is_stream
 from tpukit.train.engine import Engine
 from tpukit.train.evaluation import require_metrics
+from tpukit.train.goodput import Goodput
 from tpukit.train.learner import Learner
 from tpukit.train.module_state import listed
 from tpukit.train.monitor import RunMonitor
@@ -56,6 +57,7 @@ def train_run(
 
     Raises InterruptedRunError after a signal, its checkpoint written.
     """
+    began = time.monotonic()
     stop = StopRequest(
         time.monotonic() + request.config.max_time if request.config.max_time else None
     )
@@ -81,7 +83,7 @@ def train_run(
             early = plan.stops_early(checkpoint.state.since_best)
             if early or checkpoint.state.step >= plan.total_steps:
                 return _already_finished(plan, checkpoint, log, early=early)
-        return _train_from(plan, checkpoint, backend, stop, log)
+        return _train_from(plan, checkpoint, backend, stop, log, began)
 
 
 @contextmanager
@@ -136,6 +138,7 @@ def _train_from(
     backend: Backend,
     stop: StopRequest,
     log: Callable[[str], None],
+    began: float,
 ) -> TrainingResult:
     folder, command = plan.folder, plan.request.command
     state = load_run_state(plan, backend, checkpoint)
@@ -146,11 +149,13 @@ def _train_from(
         _resume_stream(plan.batches, state, log)
     with ExitStack() as stack:
         run_log: RunLog | None = None
+        goodput = Goodput()
         renew: Callable[[], object] = bool
         if backend.is_main:
             stack.push(partial(_publish_end, folder))
             if checkpoint is not None:
                 point_as_recorded(checkpoint)
+            goodput = Goodput.after(read_metrics(folder), learner.steps_done, began)
             cut_metrics(folder, learner.steps_done)
             write_config(folder, _config_tables(plan, backend))
             run_log = RunLog(folder, log)
@@ -172,7 +177,7 @@ def _train_from(
             verdict = compare_bf16(learner, plan)
             if run_log:
                 run_log.text(verdict)
-        monitor = RunMonitor(plan, learner, run_log)
+        monitor = RunMonitor(plan, learner, run_log, goodput)
         engine = Engine(state, stop, monitor, writer)
         result = engine.run()
         if run_log:
@@ -293,7 +298,9 @@ def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
 
 
 def _log_end(engine: Engine, result: TrainingResult, log: RunLog) -> None:
-    plan = engine.plan
+    plan, goodput = engine.plan, engine.monitor.goodput
+    elapsed = format_duration(goodput.elapsed_seconds)
+    log.note(f"Goodput: {goodput.share:.1%} of {elapsed} made steps that are kept.")
     curve = draw_loss_curve(plan.folder)
     if curve:
         log.text(f"Loss curve: {curve}; report: {plan.folder.report}")

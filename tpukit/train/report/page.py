@@ -195,6 +195,9 @@ def _tiles(
         yield f"Best validation {name.replace('_', ' ')}", number_text(best[name]), note
     if rate := metrics.mean_rate:
         yield "Rate", number_text(rate), "samples/s, mean"
+    if goodput := metrics.train.get("goodput"):
+        share = goodput.points[-1][1]
+        yield "Goodput", f"{share:.1%}", "of all sessions' time made steps that are kept"
     if peak := metrics.train.get("memory_peak"):
         yield "Peak memory", format_bytes(max(point[3] for point in peak.points)), ""
     compilations = metrics.train.get("compilations")
