@@ -50,7 +50,7 @@ def of_two(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("chain", [[4, 1], pytest.param([1, 3, 2, 4], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chain", [[4, 1], pytest.param([1, 4, 8, 2], marks=pytest.mark.slow)])
 def test_any_number_of_ranks_has_the_same_state_to_the_bit(tmp_path, of_two, chain):
     """8195 rows are not divisible, and made after the model; the container's matrix is on every
     rank."""
@@ -86,6 +86,13 @@ def test_damage_to_a_shard_is_noticed(tmp_path, of_two, name):
         open_checkpoint(latest(copy))
 
 
+def test_hosts_that_share_no_folder_are_told(tmp_path, of_two):
+    done = script("copied_run.py", of_two, tmp_path / "host-RANK", 2, ranks=2)
+    assert done.returncode != 0
+    assert "lie on several hosts: __1_0.distcp is not in" in done.stderr
+    assert not [*tmp_path.glob("host-0/checkpoints/step-*")]
+
+
 def test_an_index_runs_no_code(tmp_path):
     (tmp_path / INDEX_FILE).write_bytes(pickle.dumps(print))
     with pytest.raises(pickle.UnpicklingError, match=r"builtins\.print is not a part"):
@@ -100,6 +107,12 @@ KILLS = [
 ]  # fmt: skip
 
 
+def at_random(ranks: int) -> list[str]:
+    """Fifty kills of any rank, within a second of the first step."""
+    draws = random.Random(ranks)
+    return [f"compile:{draws.randrange(1000)}:{draws.randrange(ranks)}" for _ in range(50)]
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("ranks", "kills"),
@@ -107,11 +120,13 @@ KILLS = [
         (2, SOME),
         pytest.param(2, KILLS, marks=pytest.mark.slow),
         pytest.param(4, KILLS, marks=pytest.mark.slow),
+        pytest.param(2, at_random(2), marks=pytest.mark.slow),
+        pytest.param(4, at_random(4), marks=pytest.mark.slow),
     ],
 )
 def test_killed_ranks_end_in_the_same_bytes(tmp_path, ranks, kills):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    steps = 2 * len(kills) + 2
+    steps = 4 * len(kills) + 2
     more = ["--ckpt-every", "2", "--set", "dropout=0.2", "--log-every", "3"]
     train(ranks, whole, steps, *more)
     argv = [
@@ -134,11 +149,11 @@ def test_ten_changes_of_the_number_of_ranks_leave_the_losses(tmp_path):
     ranks = [2]
     for stop in range(4, 45, 4):
         train(ranks[-1], changed, stop, *how)
-        ranks.append(draws.choice([n for n in (1, 2, 3, 4) if n != ranks[-1]]))
+        ranks.append(draws.choice([n for n in (1, 2, 4) if n != ranks[-1]]))
     losses = [
         {row["step"]: row["loss"] for row in metrics(run) if row["kind"] == "train"}
         for run in (whole, changed)
     ]
-    assert len(losses[0]) == 44 and losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert len(losses[0]) == 44 and losses[1] == pytest.approx(losses[0], abs=1e-6)
     expected, found = parameters(whole), parameters(changed)
     assert all(torch.allclose(expected[n], found[n], rtol=1e-5, atol=1e-6) for n in expected)

@@ -1,8 +1,9 @@
 """A run's newest state, loaded by these ranks and saved again: python copied_run.py RUN OUT [N].
 
-N: with `--shard`, of that number of ranks; else in one process.
+N: with `--shard`, of that number of ranks; else in one process. RANK in OUT is the rank.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -27,7 +28,9 @@ config = TrainConfig(
 request = TrainingRequest(Container(width=8195), config, RunFolder(Path(run)))
 checkpoint = find_checkpoint(request, backend, print)
 plan = plan_run(request, backend, resumes=True)
-writer = BackgroundWriter(Path(out) / "checkpoints", is_main=backend.is_main)
+writer = BackgroundWriter(
+    Path(out.replace("RANK", os.environ.get("RANK", ""))) / "checkpoints", is_main=backend.is_main
+)
 writer.write(load_run_state(plan, backend, checkpoint), is_best=False)
 writer.close()
 backend.close()

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from tpukit.errors import JobError
 from tpukit.io.files import sha256_of
 from tpukit.io.process import output_sent_to
 
@@ -72,6 +73,8 @@ class _Writer(FileSystemWriter):
         self.folder = folder
         self.send = send
         self.sums: dict[str, str] = {}
+        self.missing: list[str] = []
+        """Files that were sent nowhere, and are not here."""
 
     def storage_meta(self) -> metadata.StorageMeta:
         return metadata.StorageMeta()  # the same bytes from each run
@@ -80,7 +83,8 @@ class _Writer(FileSystemWriter):
         written = super().write_data(plan, planner).value()
         for name in sorted({each.storage_data.relative_path for each in written}):
             digest = sha256_of(self.folder / name)
-            written.append(WriteResult(metadata.MetadataIndex(name), 0, digest))
+            is_sent = int(self.send is not None)
+            written.append(WriteResult(metadata.MetadataIndex(name), is_sent, digest))
             if self.send is not None:
                 self.send(self.folder / name)
         done: Future[list[WriteResult]] = Future()
@@ -92,6 +96,11 @@ class _Writer(FileSystemWriter):
         sums = [each for each in every if isinstance(each.storage_data, str)]
         super().finish(metadata, [[e for e in every if not isinstance(e.storage_data, str)]])
         self.sums = {each.index.fqn: each.storage_data for each in sums}
+        self.missing = [
+            name
+            for each in sums
+            if not (each.size_in_bytes or (self.folder / (name := each.index.fqn)).exists())
+        ]
         self.sums[INDEX_FILE] = sha256_of(self.folder / INDEX_FILE)
 
 
@@ -104,7 +113,7 @@ def write_shards(
     """Writes the tensors that the ranks of a group hold together, each its own part of them.
 
     Every rank calls it. Returns the SHA-256 of each file, on the group's first rank. Raises what
-    the first rank that failed raised, on every rank.
+    the first rank that failed raised, on every rank; JobError where the first one lacks a file.
 
     send: called with each file that this rank has written, before the first rank ends.
     """
@@ -118,6 +127,13 @@ def write_shards(
     except CheckpointException as failed:
         first, _ = failed.failures[min(failed.failures)]
         raise first from failed
+    if writer.missing:
+        raise JobError(
+            f"The shards of a checkpoint lie on several hosts: {writer.missing[0]} is not in"
+            f" {folder.parent} of the first one.",
+            "Give --results-dir a folder that all hosts share.",
+            id="checkpoint-write",
+        )
     return writer.sums
 
 

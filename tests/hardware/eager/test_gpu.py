@@ -13,6 +13,7 @@ from tpukit.hardware.eager.distributed import FSDP
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
+from tpukit.train.shards import INDEX_FILE, Shards, write_shards
 
 pytestmark = [
     pytest.mark.gpu,
@@ -184,3 +185,29 @@ def test_no_half_copies_of_sharded_weights_are_kept(tmp_path, half):
     assert kept[None] - kept[half] > 0.9 * copies
     assert kept[half] < 0.2 * copies
     assert relative_difference(gradients[half], gradients[None]) < 1e-3
+
+
+def test_shards_of_a_gpu_are_made_saved_and_read(tmp_path):
+    """In a group of one rank: a large weight is made in its place, and comes back by DCP."""
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("nccl", init_method=store, rank=0, world_size=1)
+    try:
+        fsdp = FSDP(init_device_mesh("cuda", (1,)))
+
+        def make():
+            torch.manual_seed(0)
+            return nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 2))
+
+        model = fsdp.prepare(fsdp.make(make), train=True)
+        expected = {name: p.detach() for name, p in make().named_parameters()}
+        parameters = dict(model.named_parameters())
+        copies = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
+        sums = write_shards(tmp_path, {"model": copies}, dist.new_group(backend="gloo"))
+        assert INDEX_FILE in sums
+        rooms = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        Shards(tmp_path).fill("model", rooms)
+        for name, value in expected.items():
+            assert torch.equal(fsdp.whole(parameters[name]).cpu(), value)
+            assert torch.equal(fsdp.whole(rooms[name]).cpu(), value)
+    finally:
+        dist.destroy_process_group()

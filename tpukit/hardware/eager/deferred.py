@@ -48,10 +48,11 @@ class Ref:
         made = torch.empty(0, dtype=self.dtype)
         return made.set_(storage, self.offset, self.size, self.stride)
 
-    def unfilled(self) -> Tensor:
+    @property
+    def nbytes(self) -> int:
+        """Of the storage, as far as it reaches."""
         last = sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))
-        count = self.offset + last + 1
-        return self.within(torch.empty(count, dtype=self.dtype).untyped_storage())
+        return (self.offset + last + 1) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Deferred(TorchDispatchMode):
         self._writers = defaultdict[int, list[int]](list)
         self._storages: dict[int, torch.UntypedStorage] = {}
         """Those that are made later, kept so that no other one has their address."""
+        self._scratch = torch.empty(0).untyped_storage()
         self._versions: list[tuple[Tensor, int]] = []
         """Tensors that calls read, and the number of writes to each by then."""
 
@@ -135,11 +137,17 @@ class Deferred(TorchDispatchMode):
         )  # fmt: skip
         if draws:
             call = replace(call, state=call.generator.get_state())
-            _run(call, Ref.unfilled)
+            _run(call, self._unfilled)
         for storage in call.writes:
             self._writers[storage].append(len(self._calls))
         self._calls.append(call)
         return results
+
+    def _unfilled(self, ref: Ref) -> Tensor:
+        # One for all: new ones would leave holes between what is kept.
+        if self._scratch.nbytes() < ref.nbytes:
+            self._scratch = torch.empty(ref.nbytes, dtype=torch.uint8).untyped_storage()
+        return ref.within(self._scratch)
 
     @staticmethod
     def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

@@ -1,0 +1,212 @@
+"""Host memory and time of a sharded run's start, save and resume, over ranks of this machine.
+
+    python benchmarks/sharded_checkpoints.py [--ranks 4 8] [--millions 300]
+
+Layers of two matrices, Adam, gloo ranks on the CPU, whose host is their device: `share` is what a
+rank keeps of weights, gradients and moments. For each phase and rank the peak of the resident
+memory above what the process held before it. `stall` is the time for which a step waits for a save,
+`written` that until the checkpoint is there, and what a save that does not return early would cost.
+The resumed ranks are new processes.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from deciding_code import write_result
+
+RESULT = Path(__file__).parent / "results" / "sharded_checkpoints.json"
+WIDTH, WIDER = 1024, 4096
+PHASES = ("start", "step", "save", "resume")
+
+
+def task(millions: int):
+    """A task whose model has about so many million parameters, in blocks of 8.4 million."""
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from tpukit.train.task import Datasets, Task, stack_samples
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wider, self.back = nn.Linear(WIDTH, WIDER), nn.Linear(WIDER, WIDTH)
+
+        def forward(self, x):
+            return x + self.back(torch.relu(self.wider(x)))
+
+    class Blocks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            count = round(millions * 1e6 / (2 * WIDTH * WIDER))
+            self.blocks = nn.ModuleList(Block() for _ in range(count))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    class Rows:
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            return {"x": np.full(WIDTH, index / 64, np.float32)}
+
+    class Wide(Task):
+        name = "wide"
+
+        def build_model(self, ops):
+            return Blocks()
+
+        def datasets(self):
+            return Datasets(Rows(), None)
+
+        def loss(self, model, batch):
+            return {"loss": (model(batch["x"]).float() - batch["x"]).square().mean(1)}
+
+        def example_batches(self, rows):
+            return [stack_samples([Rows()[0]] * rows, rows)]
+
+    return Wide()
+
+
+def memory(name: str) -> int:
+    """`VmRSS` or `VmHWM` of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith(f"{name}:")]
+    return int(line.split()[1]) * 1024
+
+
+@contextmanager
+def watched(backend, seen: dict[str, dict[str, float]], name: str) -> Iterator[dict[str, float]]:
+    """Around a phase: its seconds, and memory above what the process held before it."""
+    backend.all_gather_objects(None)
+    Path("/proc/self/clear_refs").write_text("5")
+    before, started = memory("VmRSS"), time.monotonic()
+    found = seen[name] = {}
+    yield found
+    found["seconds"] = time.monotonic() - started
+    found |= {"peak": memory("VmHWM") - before, "left": memory("VmRSS") - before}
+
+
+def rank(folder: Path, millions: int) -> None:
+    """One rank: what it saw goes into a file of its own."""
+    from tpukit.hardware.options import HardwareOptions
+    from tpukit.hardware.select import open_backend
+    from tpukit.train.checkpoint import BackgroundWriter
+    from tpukit.train.config import TrainConfig
+    from tpukit.train.plan import TrainingRequest, plan_run
+    from tpukit.train.resume import find_checkpoint
+    from tpukit.train.run_folder import RunFolder
+    from tpukit.train.run_state import load_run_state
+
+    world = int(os.environ["WORLD_SIZE"])
+    backend = open_backend(HardwareOptions(hw="cpu", devices=world, shard=True))
+    config = TrainConfig(global_batch_size=world, accumulate=1, max_steps=9, num_workers=0)
+    request = TrainingRequest(task(millions), config, RunFolder(folder / "run"))
+    seen: dict[str, dict[str, float]] = {}
+    phase = partial(watched, backend, seen)
+
+    def one_step(state):
+        source = plan.step_batches(backend, state.step)
+        batches = source.read()
+        state.learner.train_step(next(batches), 1e-4)
+        batches.close()
+
+    plan = plan_run(request, backend, resumes=False)
+    resumes = (folder / "run" / "checkpoints").exists()
+    if not resumes:
+        with phase("start"):
+            state = load_run_state(plan, backend)
+        with phase("step"):
+            one_step(state)
+        writer = BackgroundWriter(request.folder.checkpoints, is_main=backend.is_main)
+        with phase("save") as found:
+            started = time.monotonic()
+            writer.write(state, is_best=False)
+            found["stall"] = time.monotonic() - started
+            writer.wait()
+        writer.close()
+        held = [*state.learner.model.parameters()]
+        moments = [t for s in state.learner.optimizer.state.values() for t in s.values()]
+        own = (getattr(t, "to_local", lambda t=t: t)() for t in (*held, *held, *moments))
+        seen["share"] = {"bytes": sum(tensor.nbytes for tensor in own)}
+        seen["parameters"] = {"count": sum(p.numel() for p in held)}
+    else:
+        with phase("resume"):
+            state = load_run_state(plan, backend, find_checkpoint(request, backend, print))
+        one_step(state)
+    (folder / f"{'resumed' if resumes else 'begun'}-{backend.rank}.json").write_text(
+        json.dumps(seen)
+    )
+    backend.close()
+
+
+def launched(folder: Path, ranks: int, millions: int) -> None:
+    """All ranks, to their end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    own = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+           "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "USE_TORCH_XLA": "0"}  # fmt: skip
+    command = [sys.executable, __file__, "--rank", str(folder), "--millions", str(millions)]
+    children = [
+        subprocess.Popen(
+            command, env={**os.environ, **own, "RANK": str(each), "LOCAL_RANK": str(each)}
+        )
+        for each in range(ranks)
+    ]
+    statuses = [child.wait() for child in children]
+    if any(statuses):
+        sys.exit("A rank failed.")
+
+
+def measured(ranks: int, millions: int) -> dict[str, object]:
+    """The largest of the ranks' values, by phase."""
+    with tempfile.TemporaryDirectory(prefix="sharded-checkpoints-") as path:
+        folder = Path(path)
+        launched(folder, ranks, millions)
+        launched(folder, ranks, millions)
+        found = [json.loads(file.read_text()) for file in folder.glob("*.json")]
+    begun = [each for each in found if "start" in each]
+    result: dict[str, object] = {
+        "share_bytes": max(each["share"]["bytes"] for each in begun),
+        "parameters": begun[0]["parameters"]["count"],
+    }
+    for name in PHASES:
+        values = [each[name] for each in found if name in each]
+        result[name] = {key: max(value[key] for value in values) for key in values[0]}
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--millions", type=int, default=300)
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        rank(options.rank, options.millions)
+        return
+    block = (2 * WIDTH * WIDER + WIDTH + WIDER) * 4
+    result = {
+        "block_bytes": block,
+        "ranks": {str(n): measured(n, options.millions) for n in options.ranks},
+    }
+    write_result(RESULT, result)
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
