@@ -20,7 +20,7 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tpukit.errors import TpukitError
-from tpukit.tasks.llm.model.load import without_output
+from tpukit.tasks.hub.models import without_output
 from tpukit.tasks.llm.model.rows import rows_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "llm_models.md"

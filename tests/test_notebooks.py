@@ -231,8 +231,8 @@ SHORTER = {
     "model=convnext_tiny": "model=test_convnext --set image_size=32",
     "pretrained=timm": "pretrained=none",
     "/kaggle/input/my-text-competition": "competition",
-    "/kaggle/input/tpukit": str(ROOT / "docs/tasks"),
-    "model=distilbert-base-uncased": "model=bert --set lengths=8,16 --hw cpu "
+    "distilbert-base-uncased": "bert",
+    "--model {MODEL}": "--model {MODEL} --max-length 16 --hw cpu "
     "--epochs 2 --lr 1e-2 --global-batch-size 4",
 }
 """What the page's cells say, and what this machine does instead in seconds."""

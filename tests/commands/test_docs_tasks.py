@@ -1,6 +1,5 @@
 """The tasks of docs/own_task.md: trained, resumed to the same bytes, evaluated, used, compiled."""
 
-import csv
 import re
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from runs import (
     result,
     tpukit,
 )
-from tiny_bert import write_bert, write_texts
 
 import tpukit as package
 
@@ -46,10 +44,9 @@ def test_examples_import_public_names(page):
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory):
-    """Texts of two lengths, a book, prompts and drawings."""
+    """A book, prompts and drawings."""
     folder = tmp_path_factory.mktemp("material")
     rng = np.random.default_rng(0)
-    write_texts(folder)
     for part in ("train", "valid"):
         np.save(folder / f"{part}.npy", rng.integers(0, 255, (24, 8, 8), dtype=np.uint8))
     (folder / "book.txt").write_text("A good day is a very good day. " * 40)
@@ -59,11 +56,6 @@ def material(tmp_path_factory):
 
 def settings(task, folder):
     """The task, its data and small sizes; what it predicts from."""
-    if task == "texts":
-        if not (folder / "bert").is_dir():
-            write_bert(folder)
-        sizes = ["--set", f"model={folder / 'bert'}", "--set", "lengths=8,16"]
-        return "classify_text.py:Texts", folder, [*sizes, "--lr", "1e-3"], folder
     if task == "llama":
         sizes = ["--set", "width=16", "--set", "length=32", "--set", "written=8"]
         return "llama.py:Llama", folder / "book.txt", sizes, folder / "prompts.txt"
@@ -94,12 +86,8 @@ def check_written(task, folder, run, way, out):
     source = settings(task, folder)[3]
     path = [] if source is None else ["--data-path", source]
     fields = use("predict", task, folder, run, way, *path, "--out", out)
-    assert fields["rows"] == {"texts": 20, "llama": 3, "drawings": 3}[task]
-    if task == "texts":
-        rows = [*csv.DictReader(out.open())]
-        assert [row["id"] for row in rows] == [f"test{index}" for index in range(20)]
-        assert {row["label"] for row in rows} <= {"bad", "good"}
-    elif task == "llama":
+    assert fields["rows"] == {"llama": 3, "drawings": 3}[task]
+    if task == "llama":
         written = out.read_bytes()
         assert written.startswith(b"A good") and len(written) == 3 * 8 + len(
             "A goodA very goodA\n\n\n"
@@ -119,7 +107,7 @@ def check(task, folder, tmp_path, way, more=()):
         (latest(whole) / f).read_bytes() == (latest(stopped) / f).read_bytes() for f in files
     )
     fields = use("test", task, folder, whole, way)
-    assert fields["samples"] == {"texts": 20, "llama": 3, "drawings": 24}[task]
+    assert fields["samples"] == {"llama": 3, "drawings": 24}[task]
     assert fields["metrics"]["loss"] > 0
     check_written(task, folder, whole, way, tmp_path / "out.npy")
 
@@ -128,56 +116,7 @@ def test_a_unet_on_the_cpu(material, tmp_path):
     check("drawings", material, tmp_path, CPU)
 
 
-def test_a_text_competition_ends_in_the_samples_columns(material, tmp_path):
-    """Columns of other names, labels in words, no valid.csv; a probability for each class."""
-    data, _ = material, settings("texts", material)
-    competition = tmp_path / "competition"
-    competition.mkdir()
-    for part, head in (("train", "row,comment,target"), ("test", "row,comment")):
-        lines = (data / f"{part}.csv").read_text().splitlines()
-        (competition / f"{part}.csv").write_text("\n".join([head, *lines[1:], ""]))
-    ids = [f"test{index}" for index in reversed(range(20))]
-    sample = tmp_path / "sample.csv"
-    sample.write_text("\n".join(["row,good,bad", *(f"{name},0,0" for name in ids), ""]))
-    done = package.fit(
-        f"{DOCS / 'classify_text.py'}:Texts", data_path=competition, hw="cpu", max_steps=3,
-        global_batch_size=8, lr=1e-2, results_dir=tmp_path / "run", model=str(data / "bert"),
-        lengths="8,16", id="row", text="comment", label="target",
-    )  # fmt: skip
-    assert package.evaluate(done.run, hw="cpu")["samples"] == 2
-    out = tmp_path / "submission.csv"
-    package.predict(done.run, sample_submission=sample, out=out, hw="cpu")
-    rows = [*csv.DictReader(out.open())]
-    assert [row["row"] for row in rows] == ids and list(rows[0]) == ["row", "good", "bad"]
-    expected = plain_probabilities(done.run, data / "bert", competition / "test.csv")
-    for row in rows:
-        shares = [float(row["bad"]), float(row["good"])]
-        assert shares == pytest.approx(expected[row["row"]], abs=1e-5)
-
-
-def plain_probabilities(run, tokenizer, table):
-    """Each id's probabilities by transformers alone, one text at a time, without padding."""
-    import torch
-    from transformers import AutoTokenizer
-
-    tokens, model = AutoTokenizer.from_pretrained(tokenizer), package.load(run).model
-    with torch.no_grad():
-        return {
-            row["row"]: model(**tokens(row["comment"], return_tensors="pt"))
-            .logits[0]
-            .softmax(0)
-            .tolist()
-            for row in csv.DictReader(table.open())
-        }
-
-
-@pytest.mark.xla
-def test_texts_of_any_length_on_xla(material, tmp_path):
-    done = train("texts", material, tmp_path / "run", 3, XLA)
-    assert done["compilations_after_warmup"] == 0
-
-
-SLOW = [("texts", "two-ranks"), ("llama", "xla"), ("drawings", "xla")]
+SLOW = [("llama", "two-ranks"), ("llama", "xla"), ("drawings", "xla")]
 
 
 @pytest.mark.slow
@@ -197,10 +136,9 @@ def test_a_unet_with_batch_norm(material, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.plan
-@pytest.mark.parametrize("task", ["texts", "llama", "drawings"])
+@pytest.mark.parametrize("task", ["llama", "drawings"])
 def test_each_compiles_for_a_tpu(task, material):
     name, data, sizes, _ = settings(task, material)
-    sizes = [s for s in sizes if s not in ("--lr", "1e-3")]
     limits = ["--start", "8", "--max", "8", "--target", "v5e-1", "--json"]
     done = tpukit("probe-batch", "--task", DOCS / name, "--data-path", data, *sizes, *limits)
     assert result(done)["largest_batch_per_device"] == 8

@@ -16,7 +16,7 @@ from tpukit.io.tables import read_table, write_csv
 from tpukit.train.evaluation import ROWS_PER_DEVICE, Rows, rows_of_data, rows_on_host
 from tpukit.train.loader import LoaderSettings
 from tpukit.train.metric_names import MetricName
-from tpukit.train.metrics import ROWS, measured
+from tpukit.train.metrics import ROWS, measured, one_row_each
 from tpukit.train.submission import decided, scored_rows
 from tpukit.train.target import Target
 from tpukit.train.task import PlanSettings, Task, overrides
@@ -65,6 +65,7 @@ def write_held_out(task: Task, model: Any, backend: Backend, folder: Path) -> st
     rows = rows_of_data(task, valid, micro_batches, backend, LoaderSettings(0, 0), forward)
     if not {*ROWS} <= rows.keys():
         return "`validation_rows` returns no target and prediction"
+    rows = one_row_each(rows)
     if backend.is_main:
         kept = np.flatnonzero(rows["kept"] > 0)
         ids = [*data.ids] or [str(number) for number in range(len(valid))]

@@ -26,6 +26,8 @@ from tpukit.train.user_code import import_user_file, import_user_module
 Array = NDArray[Any]
 ROWS = ("target", "prediction")
 """What `Task.validation_rows` returns for metrics by name."""
+SAMPLE = "sample"
+"""Number of the sample that a row is a view of; the predictions of its rows are averaged."""
 WHOLE_ROWS = ("accuracy", "micro_f1", "weighted_f1", "lrap")
 """Metrics that look at all columns of a row; so do those of a ranking."""
 DECISIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -66,7 +68,30 @@ def named_metrics(names: Sequence[MetricName], rows: Mapping[str, Array]) -> dic
                 'Return {"target": ..., "prediction": ...} from `validation_rows`: labels and'
                 " probabilities, or numbers.",
             )
+    rows = one_row_each(rows)
     return {each.name: measured(each, *(rows[row] for row in ROWS)) for each in names}
+
+
+def one_row_each(rows: Mapping[str, Array]) -> dict[str, Array]:
+    """The rows with the mean prediction of each sample in place of those of its views."""
+    if SAMPLE not in rows:
+        return dict(rows)
+    first = np.unique(rows[SAMPLE], return_index=True)[1]
+    _, predicted = ROWS
+    mean = mean_by_sample(rows[SAMPLE], rows[predicted])
+    return {**{name: values[first] for name, values in rows.items()}, predicted: mean}
+
+
+def mean_by_sample(samples: Array, predictions: Array) -> Array:
+    """The mean prediction of each sample, of which several rows are views (windows of a text).
+
+    samples: (rows,) numbers, whose order is that of the result.
+    """
+    names, places = np.unique(samples, return_inverse=True)
+    total = np.zeros((len(names), *predictions.shape[1:]), np.float64)
+    np.add.at(total, places, predictions)
+    counts = np.bincount(places).reshape(-1, *[1] * (predictions.ndim - 1))
+    return total / counts
 
 
 def measured(metric: MetricName, targets: Array, predictions: Array) -> float:

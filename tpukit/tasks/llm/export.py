@@ -7,11 +7,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tpukit.io.files import write_file, writing_errors
+from tpukit.tasks.hub.models import without_output
 from tpukit.tasks.llm.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.llm.data.prompt import SUMMARIES, PromptStyle
 from tpukit.tasks.llm.data.tokenizer import Tokenizer
 from tpukit.tasks.llm.data.tokenizer_json import tokenizer_json
-from tpukit.tasks.llm.model.load import Shape, without_output
+from tpukit.tasks.llm.model.load import Shape
 from tpukit.train.weights import README_FILE
 
 _README = """# A fine-tuned language model

@@ -172,9 +172,12 @@ class SummarizeTask(Task):
         named = self._named
         if self.config.from_scratch or named in GPT2_SIZES:
             return self.config.init
-        from tpukit.tasks.llm.model.load import download, is_on_hub
+        from tpukit.tasks.hub.models import download, is_on_hub
+        from tpukit.tasks.llm.model.sizes import named_sizes
 
-        return str(download(named)) if is_on_hub(named) else named
+        if not is_on_hub(named):
+            return named
+        return str(download(named_sizes().get(named, {}).get("hub", named), f"--init {named}"))
 
     @cached_property
     def prompt_format(self) -> PromptFormat:
@@ -338,7 +341,8 @@ class SummarizeTask(Task):
 
     def _language_model(self, ops: ModelOps, *, unpacked: bool = False) -> nn.Module:
         """unpacked: weights in 4 bits have their values in bf16."""
-        from tpukit.tasks.llm.model import adapters, four_bits
+        from tpukit.tasks.hub import adapters
+        from tpukit.tasks.llm.model import four_bits
         from tpukit.tasks.llm.model.lean import LanguageModel
         from tpukit.tasks.llm.model.load import load_lm
 
@@ -435,7 +439,7 @@ class SummarizeTask(Task):
         packed = {"starts": batch["starts"]} if "starts" in batch else {}
         losses = model(batch["tokens"], batch["wanted"], labels=labels, **packed)
         if "pairs" in batch:
-            from tpukit.tasks.llm.model.adapters import as_at_start
+            from tpukit.tasks.hub.adapters import as_at_start
 
             with torch.no_grad(), as_at_start(model.lm):
                 before = model(
@@ -485,7 +489,7 @@ class SummarizeTask(Task):
     def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
         """The model with its adapters merged; weights in bf16 or 4 bits, which would round most of
         an update away, keep them beside."""
-        from tpukit.tasks.llm.model import adapters
+        from tpukit.tasks.hub import adapters
 
         model: Any = self._loaded(ops, weights)
         if self.adapter and self._dtype is not torch.bfloat16:
@@ -526,8 +530,8 @@ class SummarizeTask(Task):
         self, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
     ) -> list[Path]:
         """A Hugging Face directory, adapters merged and rounded to the weights' own type."""
+        from tpukit.tasks.hub import adapters
         from tpukit.tasks.llm.export import export_hugging_face
-        from tpukit.tasks.llm.model import adapters
 
         model: Any = self._loaded(TorchOps(), weights, unpacked=True)
         files = {}

@@ -8,7 +8,8 @@ import torch
 
 from tpukit.errors import ConfigError, DataError, UsageError
 from tpukit.hardware.modules import require_unpacked
-from tpukit.tasks.llm.model import adapters, four_bits
+from tpukit.tasks.hub import adapters
+from tpukit.tasks.llm.model import four_bits
 from tpukit.tasks.llm.model.load import load_lm, shape_of
 from tpukit.tasks.llm.settings import read_fields
 

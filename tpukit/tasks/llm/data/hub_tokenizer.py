@@ -14,13 +14,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.hub import OTHER_FILES
 from tpukit.tasks.llm.data.tokenizer import END_OF_TEXT, Tokenizer
 
 Array = np.ndarray[Any, Any]
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json",
          "generation_config.json", "special_tokens_map.json")  # fmt: skip
-OTHER_FILES = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
-"""Files of tokenizers without a tokenizer.json, which transformers converts."""
 DATE = date(2024, 7, 26)
 """Today for templates that ask, the default of Llama 3's: the same tokens each day."""
 PLACE = "\u2009\u2042{}\u2042\u2009"

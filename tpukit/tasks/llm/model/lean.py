@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from tpukit.hardware.backend import ModelOps
+from tpukit.tasks.hub.models import recompute_layer
 from tpukit.tasks.llm.data.dataset import IGNORED
 
 ATTENTION = "tpukit"
@@ -316,17 +317,6 @@ def as_rows(x: Tensor, length: int) -> Tensor:
     """x (groups, count, width), filled up to rows of a length: some models view them as such."""
     missing = -x.shape[1] % length
     return F.pad(x, (0, 0, 0, missing)).reshape(-1, length, x.shape[-1])
-
-
-def recompute_layer(ops: ModelOps, function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """`ops.recompute` of a layer, some of whose positional inputs are no tensors."""
-    tensors = [given for given in inputs if isinstance(given, Tensor)]
-
-    def run(*own: Tensor) -> Tensor:
-        rest = iter(own)
-        return function(*(next(rest) if isinstance(i, Tensor) else i for i in inputs))
-
-    return ops.recompute(run, *tensors)
 
 
 # -- forms of transformers' modules --------------------------------------------------------------

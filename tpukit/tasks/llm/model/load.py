@@ -3,8 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -15,10 +14,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.utils import logging
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.llm.data.hub_tokenizer import OTHER_FILES, HubTokenizer
+from tpukit.tasks.hub.models import download, is_on_hub, without_output
+from tpukit.tasks.llm.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.llm.data.tokenizer import Tokenizer
 from tpukit.tasks.llm.model.lean import ATTENTION
 from tpukit.tasks.llm.model.sizes import named_sizes, parse_model_size
@@ -26,18 +25,8 @@ from tpukit.tasks.llm.model.sizes import named_sizes, parse_model_size
 WHAT_INIT_TAKES = (
     "--init takes a Hugging Face directory (config.json, model.safetensors), or a name on the hub."
 )
-FILE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".json", ".gguf")
 LARGEST_PADDING = 128
 """Rows a vocabulary may have beyond its tokens: 50257 is rounded up to 50304."""
-BRING_A_FOLDER = (
-    "Without a network, bring the directory along (config.json and model.safetensors) and give its"
-    " path."
-)
-HUB_HINTS = {
-    "GatedRepoError": "Accept its licence on its page there, and set HF_TOKEN.",
-    "RepositoryNotFoundError": "Check the name (OWNER/NAME); a private one needs HF_TOKEN.",
-}
-"""What to do, by huggingface_hub's exception."""
 SIZE_FIELDS = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 OTHER_HEADS = ("att", "classifier", "summary", "layer")
 """Parts of the names of rates of dropout that are not of embeddings and branches."""
@@ -145,7 +134,7 @@ def read_pretrained(source: str, block_size: int, size: str | None = None) -> Pr
         if path.is_file() or not is_on_hub(source):
             found = "a file" if path.is_file() else "nothing"
             raise DataError(f"--init {source}: there is {found} there.", WHAT_INIT_TAKES)
-        path = download(source)
+        path = download(named_sizes().get(source, {}).get("hub", source), f"--init {source}")
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
         raise DataError(
             f"{path} holds an adapter of peft without the weights beside which it was trained.",
@@ -172,32 +161,6 @@ def read_pretrained(source: str, block_size: int, size: str | None = None) -> Pr
     return Pretrained(shape_of(config, checked_length(block_size, config, source)), path, source)
 
 
-def is_on_hub(source: str) -> bool:
-    """Whether it can only be a model's name on the hub; many of these have a point in them."""
-    is_path = source.startswith((".", "/", "~")) or source.endswith(FILE_SUFFIXES)
-    return not is_path and not Path(source).exists()
-
-
-def download(name: str) -> Path:
-    """The folder of a public model's files, from the hub or its cache. Raises `DataError`."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(
-                named_sizes().get(name, {}).get("hub", name),
-                allow_patterns=["*.json", "*.safetensors", "*.jinja", *OTHER_FILES, "merges.txt"],
-                ignore_patterns=["consolidated*"],  # the same weights again
-            )
-        )
-    except Exception as error:
-        raise DataError(
-            f"--init {name}: not a local directory, and the hub did not give it"
-            f" ({type(error).__name__}).",
-            HUB_HINTS.get(type(error).__name__, BRING_A_FOLDER),
-        ) from error
-
-
 # -- models --------------------------------------------------------------------------------------
 def load_lm(
     shape: Shape, dtype: torch.dtype, *, dropout: float = 0.0, folder: Path | None = None,
@@ -218,20 +181,6 @@ def load_lm(
         if isinstance(getattr(module, "rope_type", None), str | dict):
             fix_frequencies(module, config, shape.block_size)
     return lm
-
-
-@contextmanager
-def without_output() -> Iterator[None]:
-    """Without transformers' bars and warnings: what it warns of is checked here."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _drawn(

@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from tpukit.errors import DataError
 from tpukit.hardware.backend import TorchOps
+from tpukit.tasks.hub.models import without_output
 from tpukit.tasks.llm.model.lean import ATTENTION, LanguageModel
-from tpukit.tasks.llm.model.load import load_lm, set_dropout, shape_of, without_output
+from tpukit.tasks.llm.model.load import load_lm, set_dropout, shape_of
 
 LENGTH, CUT, VOCABULARY = 40, 17, 61
 """A row of two samples: its length, where the second one begins, and the tokens there are."""

@@ -28,12 +28,15 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 LEARNED, START = "default", "start"
 """Names of the adapter that is trained, and of its start."""
 KINDS: Mapping[str, tuple[str, ...]] = {
-    "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value"),
+    "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "query", "key",
+            "value", "query_proj", "key_proj", "value_proj", "Wqkv"),
     "query": ("q_proj",), "key": ("k_proj",), "value": ("v_proj",),
-    "attention_out": ("o_proj", "attn.c_proj", "out_proj", "attention.dense"),
-    "mlp_in": ("gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h"),
+    "attention_out": ("o_proj", "attn.c_proj", "out_proj", "attention.dense",
+                      "attention.output.dense", "attn.Wo"),
+    "mlp_in": ("gate_proj", "up_proj", "gate_up_proj", "c_fc", "fc1", "fc_in", "dense_h_to_4h",
+               "intermediate.dense", "mlp.Wi"),
     "mlp_gate": ("gate_proj",),
-    "mlp_out": ("down_proj", "mlp.c_proj", "fc2", "fc_out", "dense_4h_to_h"),
+    "mlp_out": ("down_proj", "mlp.c_proj", "fc2", "fc_out", "dense_4h_to_h", "mlp.Wo"),
 }  # fmt: skip
 """Layers of a block by what they do -> their names in transformers' models."""
 NEED_DATA = ("eva", "corda", "lora_ga", "loftq")
@@ -114,7 +117,9 @@ def add_adapter(lm: Any, config: Any, *, fresh: bool, keep_start: bool) -> None:
     from peft import inject_adapter_in_model
 
     ends = {id(module) for module in (lm.get_input_embeddings(), lm.get_output_embeddings())}
-    is_tied = lm.get_input_embeddings().weight is lm.get_output_embeddings().weight
+    # A model that only reads has no output projection.
+    output = lm.get_output_embeddings()
+    is_tied = output is not None and lm.get_input_embeddings().weight is output.weight
     lm.requires_grad_(False)
     own = {field.name for field in dataclasses.fields(config)}
     plain = config

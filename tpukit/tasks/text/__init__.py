@@ -1,0 +1,1 @@
+"""Texts: one class, several labels, numbers or scores of a text, or of a pair of texts."""

@@ -1,0 +1,1 @@
+"""Rows of texts, as tokens, in batches of a few lengths."""

@@ -1,0 +1,1 @@
+"""Models of transformers that read a text at once."""
