@@ -49,8 +49,15 @@ COMPETITIONS = (
         "findings", f"--task images --folds 2 --set group_column=PatientID --metric auc {SMALL}"
     ),
     Competition("appeal", f"--task images --folds 2 --set features=all --metric rmse {SMALL}"),
-    Competition("essays", "--task text --folds 2 --metric qwk --hw cpu"),
-    Competition("replies", "--task llm --model 1x1x16 --tokenizer train --hw cpu --max-steps 4"),
+    Competition(
+        "essays", "--task text --folds 2 --metric qwk --set model=scratch --max-steps 8 --hw cpu"
+    ),
+    Competition(
+        "replies",
+        "--task llm --model 1x1x16 --tokenizer train --hw cpu --max-steps 4 --block-size 64"
+        " --global-batch-size 4 --set vocabulary_size=300 --set score_samples=0"
+        " --set prompt_column=prompt --set completion_column=completion",
+    ),
 )
 
 

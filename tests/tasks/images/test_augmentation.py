@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 
 from tpukit.errors import ConfigError
-from tpukit.tasks.images.data.augmentation import mix, partners
+from tpukit.tasks.images.data.augmentation import mix, partners, views
+from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.tasks.images.task import ImagesTask
 from tpukit.train.target import Target
 from tpukit.train.task import MicroBatch, SampleKey, sample_rng
@@ -82,6 +83,21 @@ def test_mixup_and_cutmix_mix_pixels_and_labels_in_the_same_share():
     torch.testing.assert_close(mixed[2], cut)
     torch.testing.assert_close(mixed[4], images[4])
     assert partners(torch.arange(5)).tolist() == [1, 0, 3, 2, 4]
+
+
+def test_views_are_the_image_mirrored_and_its_parts_enlarged():
+    rng = torch.Generator().manual_seed(0)
+    images = torch.rand(2, 3, 16, 16, generator=rng)
+    whole, mirrored, upside, middle, *corners = views(images, ["flip", "vflip", "scale", "crops"])
+    torch.testing.assert_close(whole, images)
+    torch.testing.assert_close(mirrored.flip(3), images)
+    torch.testing.assert_close(upside.flip(2), images)
+    resized = torch.nn.functional.interpolate(images[..., 1:15, 1:15], (16, 16), mode="bilinear")
+    torch.testing.assert_close(middle, resized)
+    assert len(corners) == 4 and all(corner.shape == images.shape for corner in corners)
+    found = ImagesConfig(tta="vflip,crops", smallest_crop=0.9).unseen_views()
+    assert [*found] == ["vflip (vflip=0)", "crops (smallest_crop=0.9)"]
+    assert not [*ImagesConfig(tta="flip,scale").unseen_views()]
 
 
 def test_the_share_of_cutmix_is_the_area_that_stays():

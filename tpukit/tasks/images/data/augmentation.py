@@ -1,7 +1,7 @@
 """timm's transforms, each sample's random draws its own; mixup and cutmix of pairs."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from tpukit.errors import ConfigError
 from tpukit.tasks.images.model.classifier import InputFormat
-from tpukit.tasks.images.settings import ImagesConfig
+from tpukit.tasks.images.settings import VIEW, ImagesConfig
 
 Transform = Callable[[Image.Image], Any]
 
@@ -57,6 +58,22 @@ def global_generators(seed: int) -> Iterator[None]:
         torch.random.set_rng_state(state)
         random.setstate(states[0])
         np.random.set_state(states[1])
+
+
+def views(images: Tensor, names: Sequence[str]) -> Iterator[Tensor]:
+    """Images (rows, 3, side, side), and what test-time augmentation shows of them."""
+    yield images
+    side = images.shape[-1]
+    part, middle = round(side * VIEW), (side - round(side * VIEW)) // 2
+    end = side - part
+    corners = [(0, 0), (0, end), (end, 0), (end, end)]
+    places = {"scale": [(middle, middle)], "crops": corners}
+    for name in names:
+        if name in ("flip", "vflip"):
+            yield images.flip(3 if name == "flip" else 2)
+        for top, left in places.get(name, ()):
+            shown = images[..., top : top + part, left : left + part]
+            yield interpolate(shown, size=(side, side), mode="bilinear", align_corners=False)
 
 
 # -- mixup and cutmix ----------------------------------------------------------------------------
