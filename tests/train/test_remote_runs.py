@@ -135,6 +135,28 @@ def test_a_server_that_is_gone_ends_the_run_with_an_error(s3, whole, monkeypatch
     assert result.resumed_from == 2 and tensors_at(address) == whole
 
 
+def test_a_run_that_was_replaced_ends_at_its_next_checkpoint(s3):
+    """Where its file says that another run has taken over."""
+    address, _ = s3
+    lease, other = remote_run.Lease(Remote(address), silent), {"owner": "x", "host": "h"}
+    with lease:
+        lease.require()
+        Remote(address).write(remote_run.LEASE, json.dumps(other).encode())
+        with pytest.raises(UsageError, match="Another run is writing to"):
+            lease.require()
+    assert Remote(address).read(remote_run.LEASE)  # it is the other one's
+
+
+def test_a_run_in_any_of_fsspecs_stores(whole, monkeypatch, tmp_path):
+    """Of a store without coroutines too."""
+    elsewhere(monkeypatch, tmp_path, "cache")
+    address = f"memory://{tmp_path.name}/run"
+    train_run(request_of(address, max_steps=2), FakeBackend(), silent)
+    elsewhere(monkeypatch, tmp_path, "other")
+    assert train_run(request_of(address), FakeBackend(), silent).resumed_from == 2
+    assert tensors_at(address) == whole
+
+
 def test_a_second_run_in_the_same_place_is_refused(s3, monkeypatch, tmp_path):
     """On another host, as long as the first one gives a sign; a run that ended is followed."""
     monkeypatch.setattr(remote_run, "LEASE_SECONDS", 1.0)

@@ -311,8 +311,9 @@ class Lease:
         self._own: dict[str, Any] = {
             "owner": uuid.uuid4().hex, "host": platform.node(), "process": os.getpid(), "beat": 0
         }  # fmt: skip
+        self._beats = not remote.address.startswith("hf://")
+        """Whether it is renewed: on the hub each write is a commit."""
         self._ended = threading.Event()
-        self._lost = False
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     def __enter__(self) -> "Lease":
@@ -320,25 +321,30 @@ class Lease:
         if held and held != self._read_until_changed(held):
             raise self._held_by(held)
         self._write()
-        self._thread.start()
+        if self._beats:
+            self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join()
+        if self._beats:
+            self._thread.join()
         with suppress(RemoteError):
-            if not self._lost and (self._read() or {}).get("owner") == self._own["owner"]:
+            if (self._read() or {}).get("owner") == self._own["owner"]:
                 self._remote.remove([LEASE])
 
     def require(self) -> None:
         """Raises UsageError where another run has taken over."""
-        if self._lost:
-            raise self._held_by(self._read() or {})
+        held = self._read() or self._own
+        if held.get("owner") != self._own["owner"]:
+            raise self._held_by(held)
 
     def _read_until_changed(self, held: dict[str, Any]) -> dict[str, Any]:
         """The lease once it has changed, or has not for long enough; a missing one is the same."""
         here, process = held.get("host") == platform.node(), held.get("process")
         if here and (process == os.getpid() or not is_alive(int(process or 0))):
+            return held
+        if not self._beats:  # a run that lives ends at its next checkpoint
             return held
         end = time.monotonic() + LEASE_SECONDS
         self._log(
@@ -356,7 +362,6 @@ class Lease:
             with suppress(RemoteError):
                 held = self._read()
                 if held is not None and held.get("owner") != self._own["owner"]:
-                    self._lost = True
                     return
                 self._write()
 
