@@ -39,7 +39,12 @@ class Net(nn.Module):
             self.enter.weight[:5].zero_()
             self.words.weight[0].normal_()
             self.leave.weight.copy_(self.enter.weight.t() + self.leave.weight)
-        self.half = nn.Linear(16, 16).bfloat16()
+        self.low = nn.Linear(16, 16).bfloat16()
+        own = torch.Generator().manual_seed(5)
+        self.own = nn.Parameter(torch.rand(10, 10, generator=own))
+        torch.set_default_dtype(torch.float64)
+        self.precise = nn.Parameter(torch.ones(10, 10))
+        torch.set_default_dtype(torch.float32)
 
     def draw(self, part):
         if isinstance(part, nn.Linear | nn.Embedding):
@@ -63,7 +68,7 @@ def test_each_tensor_has_the_bits_of_one_that_was_made_at_once():
     model, later = deferred(seeded)
     expected, found = tensors(whole), tensors(model)
     unfilled = {name for name, tensor in found.items() if tensor.is_meta}
-    assert unfilled >= {"enter.weight", "words.weight", "square", "mask", "half.weight"}
+    assert unfilled >= {"enter.weight", "words.weight", "square", "mask", "low.weight"}
     assert not unfilled & {"scale", "enter.bias"}
     for name in sorted(expected, reverse=True):  # in any order
         value = later.value(found[name]) if name in unfilled else found[name]
@@ -100,13 +105,21 @@ def writes_on_a_thread():
     return net
 
 
+def keeps_an_attribute():
+    net = seeded()
+    net.kept = [torch.ones(100)]
+    return net
+
+
 def draws_by_values():
     net = seeded()
     net.enter.weight.data.copy_(torch.poisson(net.leave.weight.data.t().abs()))
     return net
 
 
-@pytest.mark.parametrize("make", [reads_a_value, writes_on_a_thread, draws_by_values])
+@pytest.mark.parametrize(
+    "make", [reads_a_value, writes_on_a_thread, keeps_an_attribute, draws_by_values]
+)
 def test_what_cannot_be_made_later_is_made_at_once(make):
     model, later = deferred(make)
     assert later is None

@@ -108,7 +108,8 @@ class Deferred(TorchDispatchMode):
         shape = func(*args, **{**kwargs, "device": "meta"})
         if not isinstance(shape, Tensor) or shape.numel() < LEAST_VALUES:
             return func(*args, **kwargs)
-        return self._record(func, args, kwargs)
+        # The default may be another one when it is made.
+        return self._record(func, args, {**kwargs, "dtype": shape.dtype})
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func._schema.name.partition("::")[2]
@@ -175,15 +176,17 @@ class Deferred(TorchDispatchMode):
             raise CannotDeferError("a tensor that the model was made from has changed since")
         ref = Ref.of(tensor)
         storages: dict[int, torch.UntypedStorage] = {}
-        states = torch.get_rng_state()
-        for index in sorted(self._needed(ref.storage, len(self._calls))):
-            call = self._calls[index]
+        calls = [self._calls[i] for i in sorted(self._needed(ref.storage, len(self._calls)))]
+        generators = {call.generator for call in calls if call.state is not None}
+        states = [(generator, generator.get_state()) for generator in generators]
+        for call in calls:
             made = _run(call, lambda each: each.within(storages[each.storage]))
             for result, found in zip(call.results, made, strict=True):
                 if found.stride() != result.stride or found.shape != result.size:
                     raise CannotDeferError(f"{call.function} laid its result out otherwise")
                 storages.setdefault(result.storage, found.untyped_storage())
-        torch.set_rng_state(states)
+        for generator, state in states:
+            generator.set_state(state)
         return ref.within(storages[ref.storage])
 
     def _needed(self, storage: int, before: int) -> set[int]:
@@ -215,6 +218,10 @@ def _run(call: _Call, real: Callable[[Ref], Tensor]) -> list[Tensor]:
     return [each for each in tree_leaves(results) if isinstance(each, Tensor)]
 
 
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {n: v for n, v in vars(module).items() if n not in ("_parameters", "_buffers")}
+
+
 def deferred(make: Callable[[], nn.Module]) -> tuple[nn.Module, Deferred | None]:
     """A model whose large tensors are made later, and what makes them; None: it has them all.
 
@@ -229,7 +236,10 @@ def deferred(make: Callable[[], nn.Module]) -> tuple[nn.Module, Deferred | None]
         with mode, mock.patch.object(threading.Thread, "start", refuse):
             model = make()
         tensors = [*model.parameters(), *model.buffers()]
-        if all(not tensor.is_meta or mode.holds(tensor) for tensor in tensors):
+        attributes = tree_leaves([_attributes(module) for module in model.modules()])
+        if all(not tensor.is_meta or mode.holds(tensor) for tensor in tensors) and not any(
+            isinstance(each, Tensor) and each.is_meta for each in attributes
+        ):
             return model, mode
     except Exception:  # whatever a constructor does with a tensor without values
         pass
