@@ -53,6 +53,7 @@ COMMANDS = {
     "test": "Evaluate a run: metrics, baselines and pictures.",
     "summarize-train": "Fine-tune a language model on dialogue summaries.",
     "predict": "Write a submission of images or summaries, or the images of an EIT folder.",
+    "runs": "Compare trained runs: settings that differ, best metric, time, MFU and state.",
     "data": "Generate synthetic data sets.",
     "run": "Run any command, keep its output, and explain why it failed or hangs.",
 }

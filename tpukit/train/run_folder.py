@@ -250,13 +250,13 @@ def open_run(place: str | Path, log: Callable[[str], None]) -> TrainedRun:
     name = str(settings.pop("name", checkpoint.state.task))
     source = settings.pop("source", None)
     train_config = dict(config.get("train", {}))
-    unfinished = None if is_checkpoint else _unfinished(folder, config)
+    unfinished = None if is_checkpoint else unfinished_at(folder, config)
     return TrainedRun(
         folder.path, name, source, settings, train_config, checkpoint, unfinished, folder.address
     )
 
 
-def _unfinished(folder: RunFolder, config: Mapping[str, Any]) -> str | None:
+def unfinished_at(folder: RunFolder, config: Mapping[str, Any]) -> str | None:
     """See `TrainedRun.unfinished`; `config`: the run's tables."""
     decided, patience = config.get("decided", {}), config.get("train", {}).get("early_stopping")
     try:

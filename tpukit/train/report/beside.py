@@ -1,0 +1,175 @@
+"""Runs beside each other: the settings that differ, what was reached, and how each ended."""
+
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from tpukit.errors import CheckpointError, UsageError
+from tpukit.io.lock import is_held
+from tpukit.io.units import format_duration
+from tpukit.train.run_folder import RunFolder, read_config, read_last_best, unfinished_at
+from tpukit.train.run_log import read_metrics
+
+LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d) (.*)")
+"""A line of log.txt: its time and what it says."""
+BEGINS, FAILED = "Running on: ", "Failed: "
+LEFT_OUT = {"results_dir", "resume", "resume_from", "source", "log_every", "num_workers"}
+"""Settings of a run that tell nothing of what it learns."""
+LONGEST = 32
+"""Characters of a cell in a terminal."""
+State = Literal["finished", "stopped", "failed", "running"]
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run among others."""
+
+    run: str
+    state: State
+    cause: str | None
+    """What ended a run that failed, or where one stopped."""
+    metric: str | None
+    """Name of the best metric, without `valid_`."""
+    best: float | None
+    best_step: int | None
+    step: int
+    total_steps: int | None
+    seconds: float
+    """Time of all its sessions, without what lay between them."""
+    mfu: float | None
+    settings: Mapping[str, Any]
+
+
+def compared_runs(folders: Sequence[Path]) -> list[ComparedRun]:
+    """The runs in these folders: each a run, or a folder of runs. Raises UsageError for one of
+    neither."""
+    found = []
+    for folder in folders:
+        runs = [folder] if (folder / "config.toml").is_file() else [
+            path.parent for path in sorted(folder.glob("*/config.toml"))
+        ]  # fmt: skip
+        if not runs:
+            raise UsageError(
+                f"{folder} is not a run folder, and holds none.",
+                "Name folders that training wrote.",
+            )
+        found += runs
+    return [_read(path) for path in dict.fromkeys(found)]
+
+
+def _read(path: Path) -> ComparedRun:
+    folder = RunFolder(path)
+    try:
+        config = read_config(folder)
+    except CheckpointError as error:
+        return ComparedRun(str(path), "failed", error.message, None, None, None, 0, None, 0.0,
+                           None, {})  # fmt: skip
+    rows, log = read_metrics(folder), _log_lines(folder.log)
+    best = read_last_best(folder)
+    name = next((key for key in best if key != "step"), None)
+    rates = [row["mfu"] for row in rows if row["kind"] == "train" and row.get("mfu")]
+    state, cause = _state(folder, config, [text for _, text in log])
+    total = config.get("decided", {}).get("total_steps")
+    settings = {**config["train"], **config["task"]}
+    return ComparedRun(
+        str(path), state, cause, name, best[name] if name else None,
+        int(best["step"]) if name else None, max((row["step"] for row in rows), default=0), total,
+        _seconds(log), sum(rates) / len(rates) if rates else None,
+        {key: value for key, value in settings.items() if key not in LEFT_OUT},
+    )  # fmt: skip
+
+
+def _log_lines(path: Path) -> list[tuple[datetime, str]]:
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    found = [match for line in text.splitlines() if (match := LINE.fullmatch(line))]
+    return [(datetime.fromisoformat(match[1]), match[2]) for match in found]
+
+
+def _seconds(log: Sequence[tuple[datetime, str]]) -> float:
+    return sum((b - a).total_seconds() for (a, _), (b, text) in pairwise(log)
+               if not text.startswith(BEGINS))  # fmt: skip
+
+
+def _state(
+    folder: RunFolder, config: Mapping[str, Any], log: Sequence[str]
+) -> tuple[State, str | None]:
+    if is_held(folder.lock):
+        return "running", None
+    where = unfinished_at(folder, config)
+    begun = max((place for place, text in enumerate(log) if text.startswith(BEGINS)), default=0)
+    causes = [text.removeprefix(FAILED) for text in log[begun:] if text.startswith(FAILED)]
+    if causes and (where or not (folder.checkpoints / "latest").exists()):
+        return "failed", causes[-1]
+    if where or not (folder.checkpoints / "latest").exists():
+        return "stopped", where or "before its first checkpoint"
+    return "finished", None
+
+
+# -- shown ---------------------------------------------------------------------------------------
+def differing(runs: Sequence[ComparedRun]) -> list[str]:
+    """The settings of which these runs have more than one value."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    values = {name: {json.dumps(run.settings.get(name), default=str) for run in runs}
+              for name in names}  # fmt: skip
+    return [name for name in names if len(values[name]) > 1]
+
+
+def table_of(runs: Sequence[ComparedRun]) -> list[list[str]]:
+    """A header and a row for each run, as texts."""
+    settings = differing(runs)
+    header = ["run", *settings, "best", "at step", "steps", "time", "MFU", "state"]
+    rows = [
+        [
+            run.run, *(str(run.settings.get(name, "")) for name in settings),
+            "" if run.best is None else f"{run.metric} {run.best:.4g}",
+            "" if run.best_step is None else str(run.best_step),
+            f"{run.step}" + (f" of {run.total_steps}" if run.total_steps else ""),
+            format_duration(run.seconds), "" if run.mfu is None else f"{run.mfu:.1%}",
+            run.state + (f": {run.cause}" if run.cause else ""),
+        ]
+        for run in runs
+    ]  # fmt: skip
+    return [header, *rows]
+
+
+def table_lines(table: Sequence[Sequence[str]]) -> list[str]:
+    """The table for a terminal; long cells are cut at their front, the last one is whole."""
+    cut = [
+        [c if len(c) <= LONGEST else f"...{c[3 - LONGEST :]}" for c in row[:-1]] for row in table
+    ]
+    widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
+    return [
+        "  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=True)), whole[-1]]).rstrip()
+        for row, whole in zip(cut, table, strict=True)
+    ]
+
+
+def table_page(table: Sequence[Sequence[str]]) -> str:
+    """The table as an HTML page, without script or network; runs link to their reports."""
+    header, *rows = table
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    body = []
+    for run, *cells in rows:
+        place = html.escape(Path(run).resolve().as_uri())
+        link = f'<a href="{place}/report.html">{html.escape(run)}</a>'
+        body.append(f"<tr><td>{link}</td>" + "".join(f"<td>{html.escape(c)}</td>" for c in cells))
+    style = "td,th{padding:.2em .8em;text-align:left;border-bottom:1px solid #ccc}"
+    return (
+        f"<!doctype html><meta charset=utf-8><title>Runs</title><style>{style}</style>"
+        f"<table><tr>{head}</tr>{''.join(body)}</table>"
+    )
+
+
+def compared_fields(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
+    """The JSON fields: of the settings those that differ."""
+    names = differing(runs)
+    return [
+        {**asdict(run), "settings": {name: run.settings.get(name) for name in names}}
+        for run in runs
+    ]
