@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,7 @@ LIMIT_VARIABLE = "TPUKIT_MIRROR_LIMIT"
 """Variable with the most bytes that all copies together take, as `200GB`."""
 PART_OF_FREE = 0.8
 """Part of the free disk that copies may take where no limit is given."""
+DOWNLOADS_AT_ONCE = 16
 MANIFEST, USED, LOCK = "manifest.json", "used", "lock"
 
 
@@ -59,9 +61,20 @@ def local_copy(place: str | Path, say: Callable[[str], None] | None = None) -> P
         _make_room(folder, address, needed)
         started = time.monotonic()
         try:
-            for name, entry in changed.items():
-                remote.download(name, here / name if name else here, entry.size)
-                known[name] = entry
+            with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
+                jobs = {
+                    pool.submit(
+                        remote.download, name, here / name if name else here, entry.size
+                    ): name
+                    for name, entry in changed.items()
+                }
+                try:
+                    for job in as_completed(jobs):
+                        job.result()
+                        known[jobs[job]] = changed[jobs[job]]
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
         finally:
             _write_manifest(folder, {name: known[name] for name in found if name in known})
         if changed:
@@ -78,6 +91,7 @@ def output_here(place: Path | None) -> Path | None:
     address = address_of(place)
     if address is None:
         return place
+    Remote(address).require_package()  # before hours of work
     here = path_here(address)
     here.parent.mkdir(parents=True, exist_ok=True)
     mark_used(here.parent)
@@ -92,6 +106,7 @@ def send_output(place: Path | None) -> None:
     for path in [here] if here.is_file() else sorted(here.rglob("*")):
         if path.is_file() and not path.name.startswith(".lock"):
             remote.upload(path, "" if path == here else path.relative_to(here).as_posix())
+    print(f"Sent to {address}.", file=sys.stderr)
 
 
 # -- room ----------------------------------------------------------------------------------------

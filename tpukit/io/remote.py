@@ -105,6 +105,10 @@ class Remote:
     def _path(self, name: str) -> str:
         return f"{self._opened[1]}/{name}" if name else self._opened[1]
 
+    def require_package(self) -> None:
+        """Raises ConfigError where the package that opens such addresses is missing."""
+        _ = self._opened
+
     # -- requests ---------------------------------------------------------------------------------
     def find(self, below: str = "") -> dict[str, Entry]:
         """All files by their name from here, below a folder; empty where there are none."""

@@ -241,7 +241,7 @@ def open_run(place: str | Path, log: Callable[[str], None]) -> TrainedRun:
     path = folder.checkpoints / path.name if is_checkpoint else folder.path
     if not folder.path.is_dir():
         raise CheckpointError(
-            f"Run folder {place} does not exist.",
+            f"Run folder {address_of(place) or place} does not exist.",
             "Train first, or give another one with --run DIR.",
         )
     config = read_config(folder)
