@@ -90,6 +90,12 @@ DECIDES: Mapping[str, tuple[str, ...]] = {
     "gpu_memory_on_cpu": GPU_MEMORY,
     "gpu_memory_public": (*GPU_MEMORY, "tpukit/probe/batch/model_task.py"),
     "gpu_search_seconds": (*GPU_MEMORY, *within("probe/batch", "search.py", "recommend.py")),
+    "host_time": (
+        *STEP,
+        *XLA,
+        *within("hardware", "step_programs.py", "python_state.py"),
+        *within("hardware/xla", "programs.py", "recorder.py", "cached_graphs.py"),
+    ),
     "image_accuracy": (*ENGINE, *EAGER, "tpukit/tasks/images"),
     "image_loading": ("tpukit/tasks/images/data", "tpukit/train/loader.py"),
     "probe_compiler_eit": SEARCHES["eit"],

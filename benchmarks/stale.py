@@ -91,6 +91,7 @@ MEASUREMENTS = {
     "engine_cost_cpu_tiny": timed("engine_cost.py --hw cpu"),
     "engine_cost_tpu_tiny": timed("engine_cost.py --hw tpu --blocks 10"),
     "first_step": timed(f"first_step.py {OUT}"),
+    "host_time": timed("host_time.py"),
     "image_loading": timed("image_loading.py"),
     "probe_peers_eit": timed("probe_peers.py --task eit --limit 500MB"),
     "probe_peers_eit_xla": timed("probe_peers.py --task eit --limit 1GB --xla"),

@@ -763,6 +763,15 @@ def campaign() -> str:
     ])  # fmt: skip
 
 
+def host_time() -> str:
+    rows = read("host_time")["rows"]
+    return section(
+        "The host's time of a step on a TPU", "host_time.py", ["host_time"],
+        f"[host_time.md](host_time.md) has {len(rows)} models and numbers of virtual devices, "
+        "traced and recorded, and below which batch a chip waits for the host.",
+    )  # fmt: skip
+
+
 def tpu_predictions() -> str:
     found = read("tpu_predictions")
     rows = sum("error" not in row for row in found.values())
@@ -779,6 +788,7 @@ SECTIONS = {
     "eit_tpu_v5e-1": eit_tpu,
     "tpu_predictions": tpu_predictions,
     "engine_cost_cpu_tiny": engine_cost,
+    "host_time": host_time,
     "probe_compiler_gpt2": compiler_trials,
     "probe_peers_eit": probe_peers,
     "image_loading": image_loading,
