@@ -28,6 +28,7 @@ from tpukit.io.ranges import (
     shown,
 )
 from tpukit.train.metric_names import parse_metrics, with_whole_paths
+from tpukit.train.tracking import TrackerName, missing_tracker
 
 Schedule = Literal["constant", "linear", "cosine"]
 EMAUpdates = Literal["ema_pytorch", "ema_pytorch-0.5.2", "multiples"]
@@ -107,6 +108,8 @@ class TrainConfig(TaskSettings, HardwareOptions):
     """Seed of the weights, the order of the data, each sample's draws and dropout."""
     log_every: int = setting(50, COUNT)
     """Optimizer steps between two log lines."""
+    track: TrackerName = "tensorboard"
+    """Library that gets the metrics beside TensorBoard's event files: wandb or trackio."""
     num_workers: int | None = setting(None, Range(0, 1024))
     """DataLoader workers over all ranks of this host (default: from the cores, none on a CPU)."""
     loader_timeout: float = setting(600.0, Range(1, 30 * 86400, whole=False))
@@ -300,6 +303,8 @@ def _value_problems(config: object, name: Callable[[str], str]) -> list[str]:
         parse_metrics(config.metric)
     except ConfigError as error:
         problems.append(" ".join(filter(None, (error.message, error.hint))))
+    if missing := missing_tracker(config.track):
+        problems.append(missing)
     if None not in (config.epochs, config.max_steps):
         problems.append("--epochs and --max-steps were both given: give one.")
     return problems

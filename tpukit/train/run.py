@@ -47,6 +47,7 @@ from tpukit.train.run_log import (
 from tpukit.train.run_state import RunState, load_run_state
 from tpukit.train.streams import StreamPlan
 from tpukit.train.task import overrides
+from tpukit.train.tracking import start_tracker
 from tpukit.train.user_code import code_warnings
 
 
@@ -157,8 +158,10 @@ def _train_from(
                 point_as_recorded(checkpoint)
             goodput = Goodput.after(read_metrics(folder), learner.steps_done, began)
             cut_metrics(folder, learner.steps_done)
-            write_config(folder, _config_tables(plan, backend))
-            run_log = RunLog(folder, log)
+            tables = _config_tables(plan, backend)
+            write_config(folder, tables)
+            tracker = start_tracker(plan.config.track, folder.path, tables)
+            run_log = RunLog(folder, log, tracker)
             stack.callback(run_log.close)
             report = RunReport(folder, run_log.text)
             stack.callback(report.renew)

@@ -23,8 +23,10 @@ from tpukit.train.user_code import task_failure
 class RunLog:
     """The logs of rank 0. `log` prints a line for people; it is kept in `log.txt` too."""
 
-    def __init__(self, folder: RunFolder, log: Callable[[str], None]) -> None:
+    def __init__(self, folder: RunFolder, log: Callable[[str], None], tracker: Any = None) -> None:
+        """tracker: another library's run; see `start_tracker`."""
         self.folder = folder
+        self._tracker = tracker
         self._log = log
         self._text: IO[str] = folder.log.open("a", encoding="utf-8")
         self._metrics: IO[str] = folder.metrics.open("a", encoding="utf-8")
@@ -60,9 +62,22 @@ class RunLog:
             self._events = EventFile(self.folder.path, step)
         numbers = {n: v for n, v in values.items() if isinstance(v, int | float) and n != "step"}
         self._events.scalars(step, numbers)
+        if self._tracker is not None:
+            self._track(lambda: self._tracker.log(numbers, step=step))
+
+    def _track(self, send: Callable[[], object]) -> None:
+        """What a tracker raises is one warning, and training goes on without it."""
+        try:
+            send()
+        except Exception as error:
+            self._tracker = None
+            first = (str(error).splitlines() or [""])[0]
+            self.text(f"Warning: the tracker failed: {type(error).__name__}: {first}")
 
     def close(self) -> None:
         """Closes the files."""
+        if self._tracker is not None:
+            self._track(self._tracker.finish)
         self._text.close()
         self._metrics.close()
         if self._events is not None:

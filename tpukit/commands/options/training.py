@@ -47,7 +47,7 @@ TRAINING_PANELS = {
     "Batch and rate": ("global_batch_size", "accumulate", "lr"),
     "Validation": ("metric",),
     "Length and logs": ("epochs", "max_steps", "max_time", "log_every", "ckpt_every",
-                        "global_seed", "num_workers"),
+                        "global_seed", "num_workers", "track"),
     HARDWARE: ("hw", "devices", "precision", "shard", "kernels", "step_mode", "compile",
                "compile_cache", "check_bf16", "deterministic", "memory_limit", "max_restarts",
                "collective_timeout", "master_port", "profile"),
