@@ -65,12 +65,16 @@ def evaluate_run(
     The data are a CSV file with summaries, or a folder with test.csv and test_references.csv; the
     folder it was trained from, if none is named. `valid`: the rows held out of training.
     """
-    assert request.run is not None, "summaries have no checkpoint files of other code"
+    run = request.run
+    assert run is not None, "summaries have no checkpoint files of other code"
     home = local_data(request.data_path or trained.config.data_path)
     held_out: frozenset[int] = frozenset()
+    if request.data is None and not _has_references(home, trained.config.style.columns):
+        log("The test file is to be predicted: testing on the rows held out of training.")
+        request = replace(request, data="valid")
     if request.data == "valid":
         source = Path(request.named("valid"))
-        learned = request.run.checkpoint.state.identity.get("data")
+        learned = run.checkpoint.state.identity.get("data")
         rows, held_out = validation_rows(trained, training_file(home), learned, log)
     else:
         source = Path(request.data) if request.data and not request.data_path else home
@@ -170,9 +174,7 @@ def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
             "Give a folder with test.csv and test_references.csv, or one CSV file with summaries;"
             " --data valid takes the rows held out of training.",
         )
-    names = open_table(tests).columns
-    has_answers = columns.has_messages or column_place(names, columns.completion) is not None
-    if not references.is_file() and not has_answers:
+    if not _has_references(path, columns):
         raise DataError(
             f"{tests} has no column {columns.completion!r}: its rows are to be predicted.",
             "--data valid tests on the rows held out of training, --data FILE on others.",
@@ -189,6 +191,17 @@ def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
             "The ids must be those of test.csv.",
         )
     return [replace(row, summary=summaries[row.id]) for row in rows]
+
+
+def _has_references(path: Path, columns: Columns) -> bool:
+    """Whether a file or folder says what the rows to test are answered with."""
+    tests = table_file(path, "test")
+    if not path.is_dir() or table_file(path, "test_references").is_file():
+        return True
+    if not tests.is_file():
+        return False
+    names = open_table(tests).columns
+    return columns.has_messages or column_place(names, columns.completion) is not None
 
 
 def validation_rows(
