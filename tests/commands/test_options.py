@@ -98,7 +98,8 @@ def parsed():
 def test_every_training_option_reaches_its_field(parsed):
     values = {"max_time": ("1h", 3600.0), "memory_limit": ("2GiB", 2**31), "hw": ("cpu", "cpu"),
               "precision": ("bf16", "bf16"), "kernels": ("off", "off"),
-              "step_mode": ("recorded", "recorded"), "lr": ("0.5", 0.5)}  # fmt: skip
+              "step_mode": ("recorded", "recorded"), "lr": ("0.5", 0.5),
+              "track": ("wandb", "wandb")}  # fmt: skip
     hints = {field.name: field for field in dataclasses.fields(TrainConfig)}
     words: list[str] = []
     expected = {}
