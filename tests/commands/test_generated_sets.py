@@ -7,8 +7,10 @@ from runs import result, tpukit
 
 from tpukit.cli import run
 
+KINDS = [("dialogues", 20), ("images", 80), ("reviews", 40), ("eit", 10)]
 
-@pytest.mark.parametrize(("kind", "count"), [("dialogues", 20), ("images", 80), ("eit", 10)])
+
+@pytest.mark.parametrize(("kind", "count"), KINDS)
 def test_a_folder_holds_one_kind_of_set(kind, count, tmp_path, monkeypatch, capsys):
     """Without --out all kinds would write `data`, which is where training looks."""
     monkeypatch.chdir(tmp_path)
@@ -18,7 +20,7 @@ def test_a_folder_holds_one_kind_of_set(kind, count, tmp_path, monkeypatch, caps
         # The same command again is no mixing.
         assert [run(["data", kind, "--n", str(count)]) for _ in range(2)] == [0, 0]
     before = sorted(tmp_path.rglob("*"))
-    for other in {"dialogues", "images", "eit"} - {kind}:
+    for other in {name for name, _ in KINDS} - {kind}:
         assert run(["data", other]) == 2
         told = capsys.readouterr().err
         assert f"data holds a set of `data {kind}`" in told and f"--out data-{other}" in told

@@ -32,6 +32,11 @@ def prompts(folder):
     (folder / "train.csv").write_text("id;Dialogue;Summary\n1;a;b\n")
 
 
+def texts(folder):
+    folder.mkdir()
+    (folder / "train.csv").write_text("id,Text,Label\n1,a,b\n")
+
+
 def messages(folder):
     folder.mkdir()
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -64,6 +69,7 @@ def two(folder):
         (image_parts, "images", "place/train/cat/1.png"),
         (image_table, "images", "place/train_images/cat/1.JPG"),
         (prompts, "llm", "the columns dialogue, summary of place/train.csv"),
+        (texts, "text", "the columns text, label of place/train.csv"),
         (messages, "llm", "the column messages of place/train.jsonl"),
         (samples, "eit", "place/train/1.npz"),
     ],

@@ -51,7 +51,7 @@ def write_review(seed: int, part: str, index: int) -> tuple[str, str]:
 class Reviews:
     """Generate reviews that are good, fair or bad, to classify."""
 
-    marks: ClassVar[tuple[str, ...]] = ("test_labels.csv",)
+    marks: ClassVar[tuple[str, ...]] = ("test_answers.csv",)
     n: int = setting(2000, Range(30, LARGEST_BATCH))
     """Number of reviews: 90 % training, 10 % test."""
     seed: int = setting(0, SEED)
@@ -61,7 +61,7 @@ class Reviews:
         require_in_range(self, "A set has at least 30 reviews.")
 
     def write(self, out: Path, progress: Progress, log: Callable[[str], None]) -> dict[str, Any]:
-        """train.csv, test.csv, test_labels.csv and sample_submission.csv."""
+        """train.csv, test.csv, test_answers.csv and sample_submission.csv."""
         counts = {part: round(share * self.n) for part, share in PARTS.items()}
         rows: dict[str, list[tuple[str, str, str]]] = {part: [] for part in PARTS}
         for part, count in counts.items():
@@ -72,7 +72,7 @@ class Reviews:
         write_csv(out / "train.csv", [("id", "text", "label"), *rows["train"]])
         write_csv(out / "test.csv", [("id", "text"), *(row[:2] for row in rows["test"])])
         answers = [(name, label) for name, _, label in rows["test"]]
-        write_csv(out / "test_labels.csv", [("id", "label"), *answers])
+        write_csv(out / "test_answers.csv", [("id", "label"), *answers])
         first = next(iter(WORDS))
         sample = [(name, first) for name, _ in answers]
         write_csv(out / "sample_submission.csv", [("id", "label"), *sample])
