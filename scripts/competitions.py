@@ -50,7 +50,9 @@ COMPETITIONS = (
     ),
     Competition("appeal", f"--task images --folds 2 --set features=all --metric rmse {SMALL}"),
     Competition(
-        "essays", "--task text --folds 2 --metric qwk --set model=scratch --max-steps 8 --hw cpu"
+        "essays",
+        "--task text --folds 2 --metric qwk --set model=scratch --max-steps 8 --hw cpu"
+        " --global-batch-size 8",
     ),
     Competition(
         "replies",

@@ -37,7 +37,9 @@ def test_help_lists_the_options_of_the_task_that_is_named(command, monkeypatch, 
     assert "--size" not in shown and "--block-size" not in shown
     listed = {name.replace("-", "_") for name in re.findall(r"--([\w-]+)", shown)}
     assert {field.name for field in dataclasses.fields(ImagesConfig)} <= listed
-    assert re.search(r"--tta +none\|flip +Test-time", shown) and "(default: 0.08)" in shown
+    assert (
+        re.search(r"--class-weights +none\|balanced +Weights", shown) and "(default: 0.08)" in shown
+    )
 
 
 def test_help_lists_an_own_tasks_constructor_without_importing_it(tmp_path, monkeypatch, capsys):

@@ -160,10 +160,16 @@ def fitted_cuts(found: HeldOut, metric: MetricName) -> list[float] | None:
         whole = decided(target, found.predicted, cuts.tolist())
         return -scores(found._replace(predicted=whole), [metric])[metric.name]
 
-    start = (grades[1:] + grades[:-1]) / 2
-    best = minimize(worse, start, method="Nelder-Mead", options={"maxfev": 100 * len(start)})
-    chosen = best.x if best.fun < worse(start) else start
-    return [float(cut) for cut in chosen]
+    middle = (grades[1:] + grades[:-1]) / 2
+    # Where all predictions lie between two scores, a small step from the middle changes nothing.
+    shares = [float((found.values <= grade).mean()) for grade in grades[:-1]]
+    starts = [middle, np.quantile(found.predicted, shares)]
+    options = {"maxfev": 100 * len(middle)}
+    tried = [
+        *starts,
+        *(minimize(worse, s, method="Nelder-Mead", options=options).x for s in starts),
+    ]
+    return [float(cut) for cut in min(tried, key=worse)]
 
 
 def _threshold(values: NDArray[Any], predicted: NDArray[Any]) -> float:

@@ -151,7 +151,8 @@ def _report(
         text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         log(f"{len(images)} images, {target}: {text}")
         fields |= {"metrics": metrics, "intervals": {}, "pictures": []}
-    log(f"Predictions: {path}" + "".join(f", {p}" for p in fields["pictures"]))
+    pictures = f"Pictures: {', '.join(fields['pictures'])}; predictions"
+    log(f"{pictures if fields['pictures'] else 'Predictions'}: {path}")
     return {**fields, "predictions": str(path)}
 
 
