@@ -84,7 +84,6 @@ class TextTask(Task):
     data_needs: ClassVar[str] = "train.csv of texts and labels (text, label)"
     generators: ClassVar[Mapping[str, type[Any]]] = {"reviews": Reviews}
     metric_names: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy ↑"}
-    selftest: ClassVar[Mapping[str, Any]] = {"model": SCRATCH, "max_length": 128}
     defaults = TrainingDefaults(
         global_batch_size=32, epochs=3, lr=2e-5, schedule="linear", warmup_steps=20,
         final_lr_fraction=0.0, weight_decay=0.01,
