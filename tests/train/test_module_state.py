@@ -103,7 +103,7 @@ def test_a_module_is_trained_averaged_resumed_tested_and_exported(kind, tmp_path
     train(task, whole, STEPS)
     assert len(task.batches) == STEPS
     model, averaged = by_hand(kind, task.batches)
-    assert_same(kind, model, open_checkpoint(newest(whole)).state_dict())
+    assert_same(kind, model, open_checkpoint(newest(whole)).weights())
     opened = tpukit.load(newest(whole), task=Stateful(kind))
     assert_same(kind, averaged, opened.weights())
 

@@ -33,7 +33,7 @@ LABELS = Target("labels", ("a", "b"), ("a", "b"))
 def competitions(tmp_path_factory):
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
-        from competitions import Competition, write_appeal, write_findings
+        from play_competitions import Competition, write_appeal, write_findings
     finally:
         sys.path.remove(str(ROOT / "scripts"))
     assert Competition
@@ -183,7 +183,7 @@ def test_the_competitions_take_two_commands(tmp_path):
     """Each from the attached folder; of images the submission is the mean of timm's predictions."""
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
-        from competitions import COMPETITIONS, write_competitions
+        from play_competitions import COMPETITIONS, write_competitions
     finally:
         sys.path.remove(str(ROOT / "scripts"))
     write_competitions(tmp_path, 32)

@@ -1,7 +1,7 @@
 """Small made-up competitions, as they are attached to a notebook, and their commands.
 
-`python scripts/competitions.py FOLDER` writes them; `--play` also trains and predicts each by its
-two commands.
+`python scripts/play_competitions.py FOLDER` writes them; `--play` also trains and predicts each by
+its two commands.
 """
 
 import argparse
