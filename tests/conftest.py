@@ -7,10 +7,12 @@ import time
 import zlib
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import hypothesis
 import pytest
 from forked import SHARED, begun, start_server
+from s3_server import BUCKET, Faults, s3_server
 
 MARKS_THAT_NEED = {
     "xla": "torch_xla", "plan": "torch_xla", "torch_tpu": "torch_tpu", "jax": "jax",
@@ -115,3 +117,22 @@ def same_environment() -> Iterator[None]:
     if dict(os.environ) != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def s3_of_module() -> Iterator[tuple[dict[str, str], Faults]]:
+    with s3_server() as served:
+        yield served
+
+
+@pytest.fixture
+def s3(
+    s3_of_module: tuple[dict[str, str], Faults], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[tuple[str, Faults]]:
+    """A folder of a bucket, and the faults of its server; copies lie in a folder of the test."""
+    variables, faults = s3_of_module
+    for name, value in {**variables, "TPUKIT_CACHE_DIR": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    faults.arm()
+    yield f"s3://{BUCKET}/{tmp_path.name}", faults
+    faults.arm()

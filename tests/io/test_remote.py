@@ -4,30 +4,12 @@ import os
 import time
 
 import pytest
-from s3_server import ALL, BUCKET, KEY, SECRET, s3_server
+from s3_server import ALL, KEY, SECRET
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.io import mirror, remote
 from tpukit.io.mirror import local_copy, output_here, send_output
 from tpukit.io.remote import Remote, RemoteError, address_of
-
-
-@pytest.fixture(scope="module")
-def server():
-    with s3_server() as served:
-        yield served
-
-
-@pytest.fixture
-def s3(server, monkeypatch, tmp_path):
-    """A folder of a bucket, and the faults of its server; copies lie in a folder of the test."""
-    variables, faults = server
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path / "cache"))
-    faults.arm()
-    yield f"s3://{BUCKET}/{tmp_path.name}", faults
-    faults.arm()
 
 
 @pytest.mark.parametrize(("place", "address"), [

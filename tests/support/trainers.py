@@ -41,18 +41,23 @@ def main() -> None:
                 train_dataset=[features(row, tokenizer) for row in rows],
                 data_collator=transformers.DataCollatorForSeq2Seq(tokenizer),
             )  # fmt: skip
-        # Its log rounds to four digits.
-        losses, plainly = [], trainer.compute_loss
-
-        def kept(*given, **named):  # type: ignore[no-untyped-def]
-            found = plainly(*given, **named)
-            losses.append(float(found[0] if isinstance(found, tuple) else found))
-            return found
-
-        trainer.compute_loss = kept
-        trainer.train()
+        losses = losses_of(trainer)
     lm.save_pretrained(out)
     print(json.dumps(losses))
+
+
+def losses_of(trainer) -> list[float]:  # type: ignore[no-untyped-def]
+    """The losses of a training in full: the trainer's log rounds to four digits."""
+    losses, plainly = [], trainer.compute_loss
+
+    def kept(*given, **named):  # type: ignore[no-untyped-def]
+        found = plainly(*given, **named)
+        losses.append(float(found[0] if isinstance(found, tuple) else found))
+        return found
+
+    trainer.compute_loss = kept
+    trainer.train()
+    return losses
 
 
 def features(row: dict[str, str], tokenizer) -> dict[str, list[int]]:  # type: ignore[no-untyped-def]

@@ -14,6 +14,7 @@ import peft
 import torch
 import transformers
 import trl
+from trainers import losses_of
 
 
 def main() -> None:
@@ -34,16 +35,7 @@ def main() -> None:
             lm, args=arguments, train_dataset=datasets.Dataset.from_list(rows),
             processing_class=tokenizer,
         )  # fmt: skip
-        # Its log rounds to four digits.
-        losses, plainly = [], trainer.compute_loss
-
-        def kept(*given, **named):  # type: ignore[no-untyped-def]
-            found = plainly(*given, **named)
-            losses.append(float(found[0] if isinstance(found, tuple) else found))
-            return found
-
-        trainer.compute_loss = kept
-        trainer.train()
+        losses = losses_of(trainer)
     print(json.dumps(losses))
 
 

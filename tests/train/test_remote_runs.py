@@ -13,7 +13,7 @@ import torch
 from fake_backend import FakeBackend
 from forked import environment
 from runs import TINY, tpukit
-from s3_server import BUCKET, SECRET, s3_server
+from s3_server import SECRET
 from tiny_task import Tiny
 
 from tpukit.commands.options.training import task_defaults
@@ -30,21 +30,11 @@ TENSORS = ("model.safetensors", "ema.safetensors", "optimizer.safetensors")
 STEPS, ANEW = 6, "step-00000006"
 
 
-@pytest.fixture(scope="module")
-def server():
-    with s3_server() as served:
-        yield served
-
-
 @pytest.fixture
-def s3(server, monkeypatch, tmp_path):
+def s3(s3):
     """The address of a run, and the faults of its server."""
-    variables, faults = server
-    for name, value in {**variables, "TPUKIT_CACHE_DIR": str(tmp_path / "cache")}.items():
-        monkeypatch.setenv(name, value)
-    faults.arm()
-    yield f"s3://{BUCKET}/{tmp_path.name}/run", faults
-    faults.arm()
+    folder, faults = s3
+    return f"{folder}/run", faults
 
 
 def silent(message):
