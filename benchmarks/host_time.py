@@ -8,7 +8,7 @@ devices of the CPU; what other threads execute is left out, and nothing runs whi
 The models have the depth of the published ones, and with `--width narrow` fewer channels: the
 number of tensors and operators decides the time, not their size. Weights are random, batches
 synthetic. Writes results/host_time.json;
---page writes docs/host_time.md from it and results/tpu_batches.json.
+--page writes docs/lab/host_time.md from it and results/tpu_batches.json.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from deciding_code import write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "host_time.json"
-PAGE = ROOT / "docs" / "host_time.md"
+PAGE = ROOT / "docs" / "lab" / "host_time.md"
 QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"}
 """Of the programs only the host's time is measured: they need not be fast, and compile sooner."""
 TRACED, RECORDED = 3, 6
@@ -195,7 +195,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def page() -> str:
-    """docs/host_time.md."""
+    """docs/lab/host_time.md."""
     rows = json.loads(RESULT.read_text())["rows"]
     alone = {row["model"]: row for row in rows if row["devices"] == 1}
     per_tensor = [
@@ -277,7 +277,7 @@ takes longer than the chip.
 
 {bounds}
 
-`benchmarks/host_time.py`, [host_time.json](../benchmarks/results/host_time.json), commit
+`benchmarks/host_time.py`, [host_time.json](../../benchmarks/results/host_time.json), commit
 {commits}; {versions}. No TPU was used.
 """
 

@@ -4,8 +4,8 @@
 
 Each model is one `tpukit probe-batch --target`. Results are kept in results/tpu_batches.json as
 they come: what is there and not stale is not asked again, so that a stopped run goes on. A
-model that takes longer than --minutes is recorded as such. --page writes docs/tpu_batches.md from
-the file.
+model that takes longer than --minutes is recorded as such. --page writes
+docs/lab/tpu_batches.md from the file.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from deciding_code import EXPLANATION, code_of, mark, task_of, write_result
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "tpu_batches.json"
-PAGE = ROOT / "docs" / "tpu_batches.md"
+PAGE = ROOT / "docs" / "lab" / "tpu_batches.md"
 GIB = 2**30
 IMAGE_START, TEXT_START = 32, 8
 
@@ -136,13 +136,13 @@ def kept() -> dict[str, Any]:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """docs/tpu_batches.md."""
+    """docs/lab/tpu_batches.md."""
     lines = [
         "# Which batch fits a TPU",
         "",
         "What the TPU compiler answers, without a TPU: `benchmarks/tpu_batches.py` asks `tpukit"
         " probe-batch --target` for each model at its published size and writes this page"
-        " ([JSON](../benchmarks/results/tpu_batches.json)). Training in bf16 autocast with fp32"
+        " ([JSON](../../benchmarks/results/tpu_batches.json)). Training in bf16 autocast with fp32"
         " weights and AdamW; images of the model's own size, 1,000 classes; rows of language models"
         " have a tenth of their tokens as targets, LoRA is of rank 16 on all matrices. The"
         " recommended batch"
@@ -209,7 +209,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="models by their names here")
     parser.add_argument("--target", default="v5e-1")
     parser.add_argument("--minutes", type=float, default=30.0, help="longest time for a model")
-    parser.add_argument("--page", action="store_true", help="only write docs/tpu_batches.md")
+    parser.add_argument("--page", action="store_true", help="only write docs/lab/tpu_batches.md")
     options = parser.parse_args()
     for name, words in _models_of(options.target).items():
         key = f"{name} | {options.target}"

@@ -6,7 +6,7 @@
 Each row is one `tpukit probe-batch --target`, the most used first. Results are kept in
 results/tpu_predictions.json as they come: what is there and not stale is not asked again, so that a
 stopped run goes on. A search that takes longer than --minutes is recorded as such, and asked once
-more with --again: what was compiled is in the cache. docs/tpu.md is written from the file.
+more with --again: what was compiled is in the cache. docs/lab/tpu.md is written from the file.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from deciding_code import EXPLANATION, code_of, mark, task_of, write_result
 from tpu_batches import GIB, ROOT, ask
 
 RESULT = ROOT / "benchmarks" / "results" / "tpu_predictions.json"
-PAGE = ROOT / "docs" / "tpu.md"
+PAGE = ROOT / "docs" / "lab" / "tpu.md"
 TARGETS = ("v5e-8", "v6e-8")
 CHIPS = 8
 EPOCH = 10_000
@@ -88,7 +88,7 @@ INTRODUCTION = f"""\
 # What a TPU will do: estimates
 
 Written by `benchmarks/tpu_predictions.py` from
-[JSON](../benchmarks/results/tpu_predictions.json). Nothing here ran on a TPU: the TPU compiler
+[JSON](../../benchmarks/results/tpu_predictions.json). Nothing here ran on a TPU: the TPU compiler
 compiled each training step for the eight chips of a slice (`tpukit probe-batch --target`), in bf16
 autocast with fp32 weights, AdamW and the EMA weights where the task has them. Memory and operations
 are the compiler's report. A step takes at least as long as the slowest of arithmetic, memory and
@@ -99,7 +99,7 @@ these is most welcome: [first_tpu.md](first_tpu.md). {EXPLANATION}"""
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """docs/tpu.md."""
+    """docs/lab/tpu.md."""
     parts = [INTRODUCTION]
     for target in TARGETS:
         keys = {one.name: f"{one.name} | {target}" for one in PROGRAMS}
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--target", nargs="*", default=TARGETS)
     parser.add_argument("--minutes", type=float, default=25.0, help="longest time for a row")
     parser.add_argument("--again", action="store_true", help="ask for rows with an error once more")
-    parser.add_argument("--page", action="store_true", help="only write docs/tpu.md")
+    parser.add_argument("--page", action="store_true", help="only write docs/lab/tpu.md")
     options = parser.parse_args()
     for target in () if options.page else options.target:
         for one in (p for p in PROGRAMS if options.only in p.name):

@@ -13,7 +13,7 @@ from typing import Any
 
 from deciding_code import DECIDES, EXPLANATION, RESULTS, ROOT, mark
 
-PAGE = ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "lab" / "results.md"
 GIB = 2**30
 METRICS = ("correlation", "rmse", "psnr", "ssim")
 QUESTIONS = ("gpt2", "gpt2-lean", "gpt2-memory", "eit", "eit-reference", "slices")
@@ -22,7 +22,7 @@ INTRODUCTION = f"""\
 # Measured results
 
 Written by `benchmarks/write_results.py` from the JSON files in
-[benchmarks/results](../benchmarks/results); each section names the script that measures it. Both
+[benchmarks/results](../../benchmarks/results); each section names the script that measures it. Both
 sides of a comparison ran in turn, in one run, on one machine: two cores of a rented AMD EPYC unless
 stated otherwise. Nothing here ran on a TPU or a GPU; what a TPU compiler reports is marked so.
 
@@ -41,7 +41,7 @@ def stale(name: str) -> str:
 def section(title: str, script: str, names: Sequence[str], *parts: str) -> str:
     """A heading, its parts, and a line that says where the numbers come from."""
     files = ", ".join(
-        f"[{name}.json](../benchmarks/results/{name}.json){stale(name)}" for name in names
+        f"[{name}.json](../../benchmarks/results/{name}.json){stale(name)}" for name in names
     )
     versions = read(names[0]).get("versions")
     named = ", ".join(f"{package} {version}" for package, version in (versions or {}).items())
@@ -246,7 +246,8 @@ def tpu_batches() -> str:
     return "\n\n".join([
         "## Batches that fit a TPU",
         f"The TPU compiler's answer for {len(answered)} models: [tpu_batches.md](tpu_batches.md).",
-        "`benchmarks/tpu_batches.py`, [tpu_batches.json](../benchmarks/results/tpu_batches.json).",
+        "`benchmarks/tpu_batches.py`, "
+        "[tpu_batches.json](../../benchmarks/results/tpu_batches.json).",
     ])  # fmt: skip
 
 
@@ -759,7 +760,7 @@ def campaign() -> str:
         "one or two lines; a run that was killed or damaged must end in the same bytes.",
         table(["attack", "made", "failed", "in the whole campaign"], rows),
         "`PYTHONPATH=.:scripts:tests/support python -m campaign`, "
-        f"[campaign.json](../benchmarks/results/campaign.json){stale('campaign')}; {versions}.",
+        f"[campaign.json](../../benchmarks/results/campaign.json){stale('campaign')}; {versions}.",
     ])  # fmt: skip
 
 

@@ -19,7 +19,7 @@ NCCL_BYTES = (180 * MIB, 420 * MIB)
 """Least and most that a communicator of NCCL and its streams take beside the allocator."""
 UNPREDICTED = 0.05
 """Part of the reserved memory by which real runs may exceed the prediction. Public measurements
-with a torch that does the same lie at most 3 % above it (docs/results.md)."""
+with a torch that does the same lie at most 3 % above it (docs/lab/results.md)."""
 AGREE = 0.002
 """Relative difference below which an extrapolated trace is as good as a traced one."""
 LISTED, LISTED_MODULES = 8, 12
