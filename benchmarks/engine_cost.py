@@ -108,8 +108,8 @@ def bare_block(task, config, backend, steps: int):
     """A function that runs `steps` steps with nothing around them and returns their seconds."""
     import torch
 
-    from tpukit.train.learner import load_learner
     from tpukit.train.loader import LoaderSettings, PlannedMicroBatches, make_loader
+    from tpukit.train.run_state import load_learner
     from tpukit.train.task import PlanSettings
 
     data = task.datasets().train

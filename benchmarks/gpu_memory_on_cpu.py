@@ -91,7 +91,7 @@ def measured(task: Any, config: Any, rows: int) -> tuple[int, int]:
 
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
-    from tpukit.train.learner import load_learner
+    from tpukit.train.run_state import load_learner
 
     backend = open_backend(HardwareOptions(hw="cpu"))
     learner = load_learner(task, config, backend)

@@ -104,7 +104,7 @@ def rank(folder: Path, millions: int) -> None:
     """One rank: what it saw goes into a file of its own."""
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
-    from tpukit.train.checkpoint import BackgroundWriter
+    from tpukit.train.checkpoint_writer import BackgroundWriter
     from tpukit.train.config import TrainConfig
     from tpukit.train.plan import TrainingRequest, plan_run
     from tpukit.train.resume import find_checkpoint

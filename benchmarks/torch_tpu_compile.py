@@ -37,7 +37,7 @@ def learner(task, compiled: bool):
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
     from tpukit.train.config import TrainConfig
-    from tpukit.train.learner import load_learner
+    from tpukit.train.run_state import load_learner
 
     options = HardwareOptions(hw="tpu", precision="fp32", compile=compiled)
     config = TrainConfig(global_batch_size=ROWS, max_steps=1, hw="tpu", precision="fp32")

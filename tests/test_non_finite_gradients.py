@@ -145,7 +145,7 @@ def poisoned(tmp_path, whole):
             body = json.loads((path / "state.json").read_text())
             body["sha256"]["model.safetensors"] = checkpoint.sha256_of(path / "model.safetensors")
             del body["sha256_of_this"], body["not_finite"]
-            body["sha256_of_this"] = checkpoint._sum_of_values(body)
+            body["sha256_of_this"] = checkpoint.sum_of_values(body)
             (path / "state.json").write_text(json.dumps(body))
         return run
 

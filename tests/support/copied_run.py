@@ -11,7 +11,7 @@ from tiny_task import Container
 
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
-from tpukit.train.checkpoint import BackgroundWriter
+from tpukit.train.checkpoint_writer import BackgroundWriter
 from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest, plan_run
 from tpukit.train.resume import find_checkpoint

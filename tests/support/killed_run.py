@@ -60,7 +60,8 @@ class Countdown:
 
 def arm(at: str) -> None:
     """Places the events: each file written, synced, renamed, removed; steps; compilation."""
-    from tpukit.train import checkpoint, learner, run_state, shards
+    from tpukit.train import checkpoint_writer as checkpoint
+    from tpukit.train import learner, run_state, shards
 
     countdown = Countdown(at)
     if countdown.event == "keep":

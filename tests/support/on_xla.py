@@ -283,8 +283,8 @@ def second_derivatives():
     from tiny_task import Tiny
 
     from tpukit.train.config import TrainConfig
-    from tpukit.train.learner import load_learner
     from tpukit.train.loader import example_batches
+    from tpukit.train.run_state import load_learner
     from tpukit.train.task import PlanSettings
 
     class Curved(Tiny):
@@ -316,7 +316,7 @@ def _dropped_out(disturbed):
     from tiny_task import Tiny
 
     from tpukit.train.config import TrainConfig
-    from tpukit.train.learner import load_learner
+    from tpukit.train.run_state import load_learner
 
     backend, task = opened(devices=1), Tiny(dropout=0.3)
     learner = load_learner(task, TrainConfig(), backend)

@@ -11,17 +11,16 @@ from disks import mounted
 
 from tpukit.errors import CheckpointError, JobError, NonFiniteLossError
 from tpukit.train.checkpoint import (
-    BackgroundWriter,
     PlainState,
-    is_finite,
     list_checkpoints,
     newest_good,
     open_checkpoint,
     point,
     point_as_recorded,
     read_pointer,
-    write_checkpoint,
 )
+from tpukit.train.checkpoint_writer import BackgroundWriter, write_checkpoint
+from tpukit.train.finite import is_finite
 
 
 class Made(dict):

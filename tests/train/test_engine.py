@@ -15,7 +15,7 @@ from torch import nn
 
 from tpukit.errors import ConfigError, JobError, NonFiniteLossError, UsageError
 from tpukit.io.interrupts import StopRequest
-from tpukit.train import checkpoint, plan
+from tpukit.train import checkpoint_writer, plan
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner, weighted_sums
 from tpukit.train.plan import TrainingRequest
@@ -147,7 +147,7 @@ def test_a_loss_of_zero_is_a_number(request_for):
 
 def test_the_host_holds_one_copy_of_the_state(request_for, monkeypatch):
     """The write before has ended when the next copy is made."""
-    write, ends = checkpoint._write_files, []
+    write, ends = checkpoint_writer._write_files, []
 
     def slow(partial, state, group):
         time.sleep(0.2)
@@ -159,7 +159,7 @@ def test_the_host_holds_one_copy_of_the_state(request_for, monkeypatch):
         return take(self)
 
     take = RunState.state_dict
-    monkeypatch.setattr(checkpoint, "_write_files", slow)
+    monkeypatch.setattr(checkpoint_writer, "_write_files", slow)
     monkeypatch.setattr(RunState, "state_dict", copied)
     train_run(request_for(ckpt_every=1), FakeBackend(), silent)
     assert ends == [1, 2, 3, 4, 5, 6]
@@ -177,7 +177,7 @@ def test_a_failed_write_ends_the_run_before_the_next_one(request_for, monkeypatc
             time.sleep(0.01 * (self.made > 50))
             return super().loss(model, batch)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint_writer, "save_file", full)
     task = Steps()
     with pytest.raises(JobError, match="step-00000050 could not be written"):
         train_run(request_for(task, max_steps=200, ckpt_every=50), FakeBackend(), silent)

@@ -1,4 +1,4 @@
-"""Checkpoints: atomic writes, verified when read.
+"""Checkpoints: what they consist of, and how they are read, verified.
 
 A checkpoint is a folder `step-00001000` with `model`, `ema` and `optimizer` as .safetensors (where
 ranks hold shards, in files of `shards.py`), the other entries of the model's state dict as
@@ -8,40 +8,25 @@ rename, and its state's file is the last one.
 """
 
 import hashlib
-import io
 import json
 import re
-import shutil
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor, nn
-from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map_only
 
-from tpukit.errors import CheckpointError, JobError, NonFiniteLossError, UsageError
+from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend
-from tpukit.hardware.modules import local
-from tpukit.io.files import partial_of, replacing_folder, sha256_of, sync_file, write_file
-from tpukit.train.shards import (
-    INDEX_FILE,
-    Shards,
-    first_of_ranks,
-    group_of_writers,
-    is_shard,
-    write_shards,
-)
+from tpukit.io.files import sha256_of, write_file
+from tpukit.train.finite import first_not_finite
+from tpukit.train.module_state import unpack_state
+from tpukit.train.shards import INDEX_FILE, Shards, is_shard
 
 FORMAT = 1
 KEPT = 2
@@ -80,137 +65,9 @@ it is kept, `ema`, what else the model's state dict has (`extra`, of `pack_state
 the training stream's position (`stream`) and the names of the parameters that are `trained`."""
 
 
-# -- writing -------------------------------------------------------------------------------------
-def write_checkpoint(
-    folder: Path,
-    state: StateDict,
-    group: dist.ProcessGroup | None = None,
-    send: Callable[[Path], object] | None = None,
-) -> Path:
-    """Writes one checkpoint into `folder` and points `latest` at it. Returns its path.
-
-    On any failure what was there stays as it was, and the partial folder is removed. Raises
-    NonFiniteLossError for a state from which no run could go on.
-
-    group: of ranks whose states are shards, all of which call this; the first one commits.
-    send: takes the shards of a rank on another host.
-    """
-    plain: PlainState = state["plain"]
-    final = folder / name_of(plain.step)
-    kept = ((file, key, local(t)) for file, of in _tensors(state).items() for key, t in of.items())
-    place = first_not_finite(kept, state["trained"], plain.not_finite)
-    if place := place if group is None else first_of_ranks(place, group):
-        raise NonFiniteLossError(
-            f"The state stopped being finite by step {plain.step}: {place}. No checkpoint"
-            " was written of it.",
-            "Lower --lr, or give the optimizer a larger eps; the same command resumes from the"
-            " checkpoint before.",
-        )
-    with _errors_of(final):
-        if group is not None and dist.get_rank(group) > 0:
-            write_shards(partial_of(final), _tensors(state), group, send)
-            return final
-        with replacing_folder(final) as partial:
-            _write_files(partial, state, group)
-            if final.exists():  # damaged: the run went on from one before it
-                _take_away(final)
-        point(folder / "latest", final.name)
-    return final
-
-
-@contextmanager
-def _errors_of(checkpoint: Path) -> Iterator[None]:
-    """Turns what fails while a checkpoint is written into an error that says what to do."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise JobError(
-            f"Checkpoint {checkpoint.name} could not be written to {checkpoint.parent}: {error}.",
-            "Free disk space and run the same command again: the checkpoint before is intact.",
-            id="checkpoint-write",
-        ) from error
-
-
-def _tensors(state: StateDict) -> dict[str, dict[str, Tensor]]:
-    return {name: state[name] for name in TENSOR_FILES if name in state}
-
-
-def _write_files(partial: Path, state: StateDict, group: dist.ProcessGroup | None) -> None:
-    """The state's file is the last one."""
-    sums = {} if group is None else write_shards(partial, _tensors(state), group)
-    for name, tensors in _tensors(state).items() if group is None else ():
-        path = partial / f"{name}.safetensors"
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
-        sums[path.name] = _sync_and_sum(path)
-    others = {EXTRA_FILE: state["extra"], STREAM_FILE: state["stream"]}
-    kept = {name: content for name, content in others.items() if content is not None}
-    for name, content in {**state["artifacts"], **kept}.items():
-        (partial / name).write_bytes(content)
-        sums[name] = _sync_and_sum(partial / name)
-    body = {"format": FORMAT, **asdict(state["plain"]), "sha256": sums}
-    body["sha256_of_this"] = _sum_of_values(body)
-    path = partial / STATE_FILE
-    path.write_bytes(_text_of_state(body))
-    sync_file(path)
-
-
-def _record_best(checkpoint: Path, best: Mapping[str, float]) -> None:
-    """Makes a written checkpoint's own validation the best one so far."""
-    path = checkpoint / STATE_FILE
-    body = json.loads(path.read_bytes())
-    body |= {"best": dict(best), "since_best": 0}
-    del body["sha256_of_this"]
-    body["sha256_of_this"] = _sum_of_values(body)
-    write_file(path, _text_of_state(body))
-    point(checkpoint.parent / "best", checkpoint.name)
-
-
-def _text_of_state(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body, indent=1).encode()
-
-
-def _sum_of_values(body: Mapping[str, Any]) -> str:
+def sum_of_values(body: Mapping[str, Any]) -> str:
+    """The SHA-256 of a state's own values."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def first_not_finite(
-    tensors: Iterable[tuple[str, str, Tensor]], trained: Collection[str], allowed: Collection[str]
-) -> str | None:
-    """The first tensor of (file, name, tensor) with a value that no run can go on with, if any.
-
-    NaN is none; infinities are meant in buffers (masks) and in an optimizer's state, but not in
-    trained parameters. `allowed`: names of what may hold anything.
-    """
-    for file, key, tensor in tensors:
-        name = key.split("/")[1] if file == "optimizer" else key
-        if name in allowed or not (tensor.is_floating_point() or tensor.is_complex()):
-            continue
-        ends = _ends(tensor)
-        strict = file != "optimizer" and name in trained
-        if ends.isnan().any() or (strict and ends.isinf().any()):
-            return f"{key} of {file} holds {'nan' if ends.isnan().any() else 'inf'}"
-    return None
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite; of numbers that are not floats, yes."""
-    is_float = tensor.is_floating_point() or tensor.is_complex()
-    return not is_float or bool(_ends(tensor.detach()).isfinite().all())
-
-
-def _ends(tensor: Tensor) -> Tensor:
-    """The smallest and the largest value, in one pass; NaN where there is one."""
-    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    if not values.numel():
-        return torch.zeros(2)
-    if values.element_size() == 1:  # of 8-bit floats torch knows no order
-        values = values.float()
-    return torch.stack(torch.aminmax(values)).float()
-
-
-def _sync_and_sum(path: Path) -> str:
-    sync_file(path)
-    return sha256_of(path)
 
 
 def point(pointer: Path, name: str) -> None:
@@ -220,100 +77,6 @@ def point(pointer: Path, name: str) -> None:
 
 def name_of(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def remove_superseded(folder: Path) -> None:
-    """Keeps the last checkpoints and the best one; removes what a killed writer left."""
-    for leftover in [*folder.glob(".*.partial"), *folder.glob(".*.removed")]:
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
-    kept = {path.name for path in list_checkpoints(folder)[:KEPT]}
-    kept |= {name for pointer in ("latest", "best") if (name := read_pointer(folder / pointer))}
-    for path in list_checkpoints(folder):
-        if path.name not in kept:
-            _take_away(path)
-
-
-def _take_away(path: Path) -> None:
-    """Deletes a checkpoint; renamed first, so that a reader sees a whole one or none."""
-    doomed = path.with_name(f".{path.name}.removed")
-    shutil.rmtree(doomed, ignore_errors=True)
-    path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-class BackgroundWriter:
-    """Writes states one at a time on a thread; a failure surfaces at the next call of any.
-
-    Every rank has one. That of the main rank writes, and calls `after` there for each checkpoint;
-    of sharded states each writes its part, and `send` takes the files of other hosts'.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        after: Callable[[], object] = lambda: None,
-        *,
-        is_main: bool = True,
-        send: Callable[[Path], object] | None = None,
-    ) -> None:
-        self.folder = folder
-        self._after = after
-        self._is_main = is_main
-        self._send = send
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
-        self._group: dist.ProcessGroup | None = None
-
-    def write(self, state: Stateful, *, is_best: bool) -> None:
-        """Copies the state and starts writing, after the one before has ended: else the host would
-        hold two copies."""
-        self.wait()
-        copied = state.state_dict()
-        every = (tensor for named in _tensors(copied).values() for tensor in named.values())
-        in_shards = any(isinstance(tensor, DTensor) for tensor in every)
-        if in_shards and self._group is None:
-            self._group = group_of_writers()
-        if self._is_main or in_shards:
-            self._pending = self._pool.submit(self._write, copied, is_best)
-
-    def record_best(self, step: int, best: Mapping[str, float]) -> None:
-        """Makes the checkpoint of `step`, which is written, the best one."""
-        self.wait()
-        checkpoint = self.folder / name_of(step)
-        if self._is_main:
-            with _errors_of(checkpoint):
-                _record_best(checkpoint, best)
-
-    def check(self) -> None:
-        """Raises the error of a write that has failed; waits for nothing."""
-        if self._pending is not None and self._pending.done():
-            self.wait()
-
-    def _write(self, state: StateDict, is_best: bool) -> None:
-        path = write_checkpoint(self.folder, state, self._group, self._send)
-        if not self._is_main:
-            return
-        with _errors_of(path):
-            if is_best:
-                point(self.folder / "best", path.name)
-            remove_superseded(self.folder)
-        self._after()
-
-    def wait(self) -> None:
-        """Waits for the write in progress; raises its error."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            pending.result()
-
-    def close(self) -> None:
-        """Waits and ends the thread."""
-        try:
-            self.wait()
-        finally:
-            self._pool.shutdown()
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -449,7 +212,7 @@ def open_checkpoint(path: Path, *, verify: bool = True) -> Checkpoint:
     """
     try:
         body = json.loads((path / STATE_FILE).read_text(encoding="utf-8"))
-        if body.pop("sha256_of_this", None) != _sum_of_values(body):
+        if body.pop("sha256_of_this", None) != sum_of_values(body):
             raise ValueError("its values are not those that were written")
         found_format, sums = body.pop("format"), body.pop("sha256")
         if found_format != FORMAT:
@@ -511,66 +274,3 @@ def newest_good(folder: Path, log: Callable[[str], None]) -> Checkpoint | None:
             " for the weights of another one.",
         )
     return None
-
-
-# -- the model in it ------------------------------------------------------------------------------
-def tensors_of(model: nn.Module, *, frozen: bool = True) -> dict[str, Tensor]:
-    """The tensors of the state dict by name; tied ones once, under their first name.
-
-    frozen: with parameters that are not trained, of which EMA weights have none of their own.
-    """
-    found, seen = {}, set()
-    for name, value in model.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if frozen or value.requires_grad or not isinstance(value, nn.Parameter):
-            found[name] = value
-    return found
-
-
-def others_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a state dict beside tensors, with the versions of its modules."""
-    others = OrderedDict((n, value) for n, value in state.items() if not isinstance(value, Tensor))
-    others._metadata = getattr(state, "_metadata", OrderedDict())  # type: ignore[attr-defined]
-    return others
-
-
-def pack_state(state: Mapping[str, Any]) -> bytes:
-    """Those entries, in host memory, as `torch.load(..., weights_only=True)` reads them.
-
-    Raises UsageError naming one that it does not read.
-    """
-    others: Any = others_of(state)
-    on_host = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), others)
-    on_host._metadata = others._metadata
-    try:
-        unpack_state(packed := _saved(on_host))
-    except Exception as error:  # whatever a pickle, and what reads it, raises
-        name = next((n for n, value in on_host.items() if not _is_readable(value)), "_metadata")
-        raise UsageError(
-            f"the model's state dict holds a {type(on_host.get(name)).__name__} as {name!r}, which"
-            " `torch.load(..., weights_only=True)` does not read: no checkpoint can be made of it.",
-            "Have `get_extra_state` return tensors, numbers, texts, lists and dicts of these.",
-            id="task-value",
-        ) from error
-    return packed
-
-
-def unpack_state(packed: bytes) -> dict[str, Any]:
-    """The values again; nothing in them is executed."""
-    return torch.load(io.BytesIO(packed), weights_only=True)  # type: ignore[no-any-return]
-
-
-def _saved(value: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
-
-
-def _is_readable(value: Any) -> bool:
-    try:
-        unpack_state(_saved(value))
-    except Exception:
-        return False
-    return True

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 from tpukit.hardware.backend import Batch
 from tpukit.io.interrupts import StopRequest
-from tpukit.train.checkpoint import BackgroundWriter
+from tpukit.train.checkpoint_writer import BackgroundWriter
 from tpukit.train.evaluation import validation_scores
 from tpukit.train.learner import BadStep
 from tpukit.train.monitor import RunMonitor

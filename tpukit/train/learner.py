@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AfterStep, Backend, Batch
-from tpukit.train.checkpoint import tensors_of
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import LossInputs
+from tpukit.train.module_state import tensors_of
 from tpukit.train.optimizer import (
     EMA,
     build_optimizer,
@@ -26,7 +26,6 @@ from tpukit.train.optimizer import (
 )
 from tpukit.train.task import Task, overrides
 from tpukit.train.user_code import place_of
-from tpukit.train.weights import initial_model
 
 MOST_SUMS = 16
 """Length of the device's vector of sums: fixed, so that the first step's graph is every step's."""
@@ -470,9 +469,3 @@ def build_learner(
     # What was just made must not become part of the first step's graph.
     backend.finish()
     return learner
-
-
-def load_learner(task: Task, config: TrainConfig, backend: Backend) -> Learner:
-    """The learner of a memory trial, of which only shapes matter."""
-    seed_everything(config.global_seed)
-    return build_learner(task, backend, initial_model(task, backend, config), config)

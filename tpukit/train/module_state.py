@@ -1,14 +1,16 @@
-"""Weights into a module: by its `load_state_dict`, with what differs named."""
+"""A module's state dict: what is kept of it, and its loading, with what differs named."""
 
+import io
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from tpukit.errors import CheckpointError
-from tpukit.train.checkpoint import tensors_of
+from tpukit.errors import CheckpointError, UsageError
 
 LISTED = 5
 """Names of each kind of difference in an error."""
@@ -16,6 +18,70 @@ EXTRA_STATE = "_extra_state"
 """How the names of what `get_extra_state` returned end."""
 
 
+# -- what is kept ------------------------------------------------------------------------------
+def tensors_of(model: nn.Module, *, frozen: bool = True) -> dict[str, Tensor]:
+    """The tensors of the state dict by name; tied ones once, under their first name.
+
+    frozen: with parameters that are not trained, of which EMA weights have none of their own.
+    """
+    found, seen = {}, set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if frozen or value.requires_grad or not isinstance(value, nn.Parameter):
+            found[name] = value
+    return found
+
+
+def others_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a state dict beside tensors, with the versions of its modules."""
+    others = OrderedDict((n, value) for n, value in state.items() if not isinstance(value, Tensor))
+    others._metadata = getattr(state, "_metadata", OrderedDict())  # type: ignore[attr-defined]
+    return others
+
+
+def pack_state(state: Mapping[str, Any]) -> bytes:
+    """Those entries, in host memory, as `torch.load(..., weights_only=True)` reads them.
+
+    Raises UsageError naming one that it does not read.
+    """
+    others: Any = others_of(state)
+    on_host = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), others)
+    on_host._metadata = others._metadata
+    try:
+        unpack_state(packed := _saved(on_host))
+    except Exception as error:  # whatever a pickle, and what reads it, raises
+        name = next((n for n, value in on_host.items() if not _is_readable(value)), "_metadata")
+        raise UsageError(
+            f"the model's state dict holds a {type(on_host.get(name)).__name__} as {name!r}, which"
+            " `torch.load(..., weights_only=True)` does not read: no checkpoint can be made of it.",
+            "Have `get_extra_state` return tensors, numbers, texts, lists and dicts of these.",
+            id="task-value",
+        ) from error
+    return packed
+
+
+def unpack_state(packed: bytes) -> dict[str, Any]:
+    """The values again; nothing in them is executed."""
+    return torch.load(io.BytesIO(packed), weights_only=True)  # type: ignore[no-any-return]
+
+
+def _saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def _is_readable(value: Any) -> bool:
+    try:
+        unpack_state(_saved(value))
+    except Exception:
+        return False
+    return True
+
+
+# -- loading -------------------------------------------------------------------------------------
 def load_weights(
     model: nn.Module,
     weights: Mapping[str, Any],

@@ -11,10 +11,11 @@ from torch import nn
 
 from tpukit.errors import NonFiniteLossError, TpukitError
 from tpukit.hardware.backend import Ranks
-from tpukit.train.checkpoint import newest_good, tensors_of
+from tpukit.train.checkpoint import newest_good
 from tpukit.train.data import MicroBatch, is_stream
 from tpukit.train.learner import BadStep, Learner, seed_everything
 from tpukit.train.loader import MicroBatchData
+from tpukit.train.module_state import tensors_of
 from tpukit.train.plan import RunPlan
 from tpukit.train.user_code import place_of
 from tpukit.train.weights import initial_model

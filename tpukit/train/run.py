@@ -17,7 +17,8 @@ from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.lock import mark_ending
 from tpukit.io.remote import RemoteError
 from tpukit.io.units import format_bytes, format_duration
-from tpukit.train.checkpoint import KEPT, BackgroundWriter, Checkpoint, point_as_recorded
+from tpukit.train.checkpoint import KEPT, Checkpoint, point_as_recorded
+from tpukit.train.checkpoint_writer import BackgroundWriter
 from tpukit.train.data import is_stream
 from tpukit.train.engine import Engine
 from tpukit.train.evaluation import require_metrics
@@ -141,35 +142,22 @@ def _train_from(
     log: Callable[[str], None],
     began: float,
 ) -> TrainingResult:
-    folder, command = plan.folder, plan.request.command
+    folder = plan.folder
     state = load_run_state(plan, backend, checkpoint)
-    learner = state.learner
     if checkpoint is None:
-        require_metrics(plan, learner)
+        require_metrics(plan, state.learner)
     elif isinstance(plan.batches, StreamPlan):
         _resume_stream(plan.batches, state, log)
     with ExitStack() as stack:
         run_log: RunLog | None = None
         goodput = Goodput()
-        renew: Callable[[], object] = bool
+        renew: Callable[[], object] = _nothing
         if backend.is_main:
             stack.push(partial(_publish_end, folder))
             if checkpoint is not None:
                 point_as_recorded(checkpoint)
-            goodput = Goodput.after(read_metrics(folder), learner.steps_done, began)
-            cut_metrics(folder, learner.steps_done)
-            tables = _config_tables(plan, backend)
-            write_config(folder, tables)
-            tracker = start_tracker(plan.config.track, folder.path, tables)
-            run_log = RunLog(folder, log, tracker)
-            stack.callback(run_log.close)
-            report = RunReport(folder, run_log.text)
-            stack.callback(report.renew)
-            stack.push(run_log.note_failure)
-            if "tpukit " in command:
-                run_log.note(f"Command: {command}")
-            _log_start(plan, learner, run_log)
-            renew = partial(_after_checkpoint, report, folder)
+            goodput = Goodput.after(read_metrics(folder), state.step, began)
+            run_log, renew = _open_log(plan, state.learner, log, stack)
         is_apart = folder.address is not None and os.environ.get("GROUP_RANK", "0") != "0"
         writer = BackgroundWriter(
             folder.checkpoints, renew, is_main=backend.is_main,
@@ -177,23 +165,53 @@ def _train_from(
         )  # fmt: skip
         stack.callback(writer.close)
         if plan.config.check_bf16:
-            verdict = compare_bf16(learner, plan)
+            verdict = compare_bf16(state.learner, plan)
             if run_log:
                 run_log.text(verdict)
-        monitor = RunMonitor(plan, learner, run_log, goodput)
+        monitor = RunMonitor(plan, state.learner, run_log, goodput)
         engine = Engine(state, stop, monitor, writer)
         result = engine.run()
         if run_log:
             _log_end(engine, result, run_log)
     if engine.stopped_by is not None:
-        raise InterruptedRunError(
-            f"Stopped after step {result.steps} of {plan.total_steps}; the checkpoint is written."
-            if result.steps
-            else "Stopped in the first step: nothing is saved.",
-            f"Go on with: {command}",
-            signal_number=engine.stopped_by,
-        )
+        raise _interrupted(engine, result, engine.stopped_by)
     return result
+
+
+def _open_log(
+    plan: RunPlan, learner: Learner, log: Callable[[str], None], stack: ExitStack
+) -> tuple[RunLog, Callable[[], object]]:
+    """What rank 0 writes beside checkpoints until `stack` ends: its log, and what renews the report
+    and the copy at an address after each of them."""
+    folder, command = plan.folder, plan.request.command
+    cut_metrics(folder, learner.steps_done)
+    tables = _config_tables(plan, learner.backend)
+    write_config(folder, tables)
+    tracker = start_tracker(plan.config.track, folder.path, tables)
+    run_log = RunLog(folder, log, tracker)
+    stack.callback(run_log.close)
+    report = RunReport(folder, run_log.text)
+    stack.callback(report.renew)
+    stack.push(run_log.note_failure)
+    if "tpukit " in command:
+        run_log.note(f"Command: {command}")
+    _log_start(plan, learner, run_log)
+    return run_log, partial(_after_checkpoint, report, folder)
+
+
+def _nothing() -> None:
+    """Other ranks renew nothing after a checkpoint."""
+
+
+def _interrupted(engine: Engine, result: TrainingResult, number: int) -> InterruptedRunError:
+    return InterruptedRunError(
+        f"Stopped after step {result.steps} of {engine.plan.total_steps}; the checkpoint is"
+        " written."
+        if result.steps
+        else "Stopped in the first step: nothing is saved.",
+        f"Go on with: {engine.plan.request.command}",
+        signal_number=number,
+    )
 
 
 def _after_checkpoint(report: RunReport, folder: RunFolder) -> None:

@@ -8,18 +8,14 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from tpukit.hardware.backend import Backend
 from tpukit.hardware.modules import local
-from tpukit.train.checkpoint import (
-    Checkpoint,
-    PlainState,
-    StateDict,
-    is_finite,
-    pack_state,
-    tensors_of,
-)
+from tpukit.train.checkpoint import Checkpoint, PlainState, StateDict
+from tpukit.train.config import TrainConfig
+from tpukit.train.finite import is_finite
 from tpukit.train.learner import Learner, build_learner, seed_everything
-from tpukit.train.module_state import load_weights
+from tpukit.train.module_state import load_weights, pack_state, tensors_of
 from tpukit.train.optimizer import averages_of
 from tpukit.train.plan import RunPlan
+from tpukit.train.task import Task
 from tpukit.train.weights import initial_model
 
 
@@ -105,6 +101,12 @@ def load_run_state(
     if checkpoint is not None:
         state.load_state_dict({**checkpoint.state_dict(), "ema": start.averages})
     return state
+
+
+def load_learner(task: Task, config: TrainConfig, backend: Backend) -> Learner:
+    """The learner of a memory trial, of which only shapes matter."""
+    seed_everything(config.global_seed)
+    return build_learner(task, backend, initial_model(task, backend, config), config)
 
 
 class _Start:

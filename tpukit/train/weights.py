@@ -17,10 +17,10 @@ from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend, ModelOps
 from tpukit.io.files import replacing, require_regular, write_file, writing_errors
 from tpukit.io.toml import has_form
-from tpukit.train.checkpoint import EXTRA_FILE, Checkpoint, others_of, pack_state
+from tpukit.train.checkpoint import EXTRA_FILE, Checkpoint
 from tpukit.train.checks import expect, task_mistake
 from tpukit.train.config import TrainConfig
-from tpukit.train.module_state import load_weights
+from tpukit.train.module_state import load_weights, others_of, pack_state
 from tpukit.train.run_folder import TrainedRun, open_run
 from tpukit.train.task import Datasets, Task, overrides
 

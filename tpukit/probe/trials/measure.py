@@ -21,12 +21,14 @@ from tpukit.probe.trial import (
     TrialRequest,
     memory_by_kind,
 )
-from tpukit.train.checkpoint import BackgroundWriter, PlainState, StateDict
+from tpukit.train.checkpoint import PlainState, StateDict
+from tpukit.train.checkpoint_writer import BackgroundWriter
 from tpukit.train.config import TrainConfig
-from tpukit.train.learner import Learner, load_learner
+from tpukit.train.learner import Learner
 from tpukit.train.loader import example_batches
 from tpukit.train.run_folder import RunFolder
 from tpukit.train.run_log import RunLog
+from tpukit.train.run_state import load_learner
 from tpukit.train.task import PlanSettings, Task
 
 WARM_ROWS = 2
