@@ -46,13 +46,10 @@ mypy: install
 imports: install
 	$(BIN)/lint-imports
 
-# Every page and notebook that is written from code or results; tests compare them.
+# Every page and notebook that is written from code; tests compare them.
 docs: install
 	$(BIN)/python scripts/reference.py
 	$(BIN)/python scripts/doctor_rules.py
-	$(BIN)/python benchmarks/write_results.py
-	$(BIN)/python benchmarks/tpu_predictions.py --page
-	$(BIN)/python benchmarks/tpu_batches.py --page
 	$(BIN)/python tests/support/zoo_page.py
 	$(BIN)/python notebooks/make.py
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from deciding_code import write_result
+from recorded import write_result
 from torch import Tensor, nn
 
 from tpukit.tasks.eit.data.dataset import EITDataset, data_normalisation, open_split
@@ -36,7 +36,6 @@ from tpukit.tasks.eit.data.voltages import SYMMETRIES, voltage_map
 from tpukit.tasks.eit.metrics import METRICS, measure_all
 from tpukit.train.evaluation import mean_interval
 from tpukit.train.requests import EvaluationOptions
-from tpukit.train.run_folder import versions
 
 WAYS = {
     "diffusion, mean of K": "",
@@ -270,7 +269,6 @@ def main() -> None:
         "parameters": {"regressor": sum(p.numel() for p in model.parameters())},
         "uef2017": measured,
         "simulated": simulated,
-        "versions": versions(),
     }
     write_result(options.out, body)
     print_table("UEF2017, 22 measured frames", measured)

@@ -18,9 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from deciding_code import write_result
+from recorded import RESULTS, write_result
 
-RESULTS = Path(__file__).parent / "results"
 WARM_UP = 4
 """Steps before the first block."""
 
@@ -206,7 +205,7 @@ def main() -> None:
     from tpukit.train.config import TrainConfig
     from tpukit.train.plan import TrainingRequest
     from tpukit.train.run import train_run
-    from tpukit.train.run_folder import RunFolder, versions
+    from tpukit.train.run_folder import RunFolder
 
     backend = open_backend(HardwareOptions(hw=options.hw, precision="fp32"))
     config = TrainConfig(
@@ -241,7 +240,6 @@ def main() -> None:
         "ratio_of_fastest": min(blocks.engine) / min(blocks.bare),
         "ratios": ratios,
         "loading_samples_per_second_one_process": loading_rate(task, config),
-        "versions": versions(),
     }
     path = RESULTS / f"engine_cost_{options.hw}_{options.size}.json"
     write_result(path, body)

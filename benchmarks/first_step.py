@@ -13,9 +13,7 @@ and checks nothing. The imports are measured too.
 """
 
 import argparse
-import json
 import os
-import platform
 import re
 import shutil
 import statistics
@@ -23,10 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 
-from deciding_code import write_result
+from recorded import table, write_result
 
 VIRTUAL = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}
 DATA = {
@@ -149,12 +146,11 @@ def main() -> None:
         "import_seconds": {m: round(statistics.median(s), 2) for m, s in imports.items()},
         "rounds": options.rounds,
         "cores": len(os.sched_getaffinity(0)),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("tpukit", "torch", "torch_xla", "accelerate")},
-        },
     }
-    print(json.dumps(result, indent=2))
+    print(table([
+        {"case": case, "times": when, **found}
+        for case, each in result["first_step"].items() for when, found in each.items()
+    ]))  # fmt: skip
     if options.out:
         write_result(options.out, result)
 

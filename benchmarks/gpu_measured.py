@@ -21,11 +21,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from deciding_code import write_result
+from recorded import RESULTS, table, write_result
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "benchmarks" / "results" / "gpu_measured.json"
-MODELS = Path(__file__).with_name("gpu_search_seconds.py")
+RESULT = RESULTS / "gpu_measured.json"
+MODELS = Path(__file__).with_name("gpu_memory_models.py")
 PICTURE = ("--input", "x=3x224x224")
 TEXT = ("--input", "input_ids=512:int64<30000", "--input", "labels=scalar:int64")
 WITHIN = 0.05
@@ -161,9 +160,7 @@ def main() -> None:
     if options.predict:
         predict_again(options.out, options.predict)
         return
-    import timm
     import torch
-    import transformers
 
     names = [name for name in CASES if options.only in name]
     rows: list[dict[str, Any]] = []
@@ -178,11 +175,10 @@ def main() -> None:
                 "compiled": options.compile,
                 "median_off": median_off(rows),
                 "cases": sorted(rows, key=lambda row: names.index(row["name"])),
-                "versions": {
-                    each.__name__: each.__version__ for each in (torch, timm, transformers)
-                },
             }
             write_result(options.out, found)
+    columns = ("name", "batch", "precision", "measured_bytes", "predicted_bytes", "off")
+    print(table([{name: row.get(name, "") for name in columns} for row in found["cases"]]))
 
 
 if __name__ == "__main__":

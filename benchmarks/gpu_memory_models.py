@@ -523,3 +523,27 @@ def gpt(
             return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
 
     return Gpt().to(getattr(torch, dtype))
+
+
+# -- models by their library's name (gpu_measured.py) ---------------------------------------------
+def vision(name: str) -> Any:
+    """timm's model."""
+    import timm
+
+    return timm.create_model(name)
+
+
+def language_model(kind: str) -> Any:
+    """transformers' causal language model."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def classifier(kind: str) -> Any:
+    """transformers' encoder with a classifier."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind)
+    return transformers.AutoModelForSequenceClassification.from_config(config)

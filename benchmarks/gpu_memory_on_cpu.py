@@ -19,13 +19,11 @@ import queue
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from deciding_code import write_result
+from recorded import RESULTS, write_result
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "benchmarks" / "results" / "gpu_memory_on_cpu.json"
+RESULT = RESULTS / "gpu_memory_on_cpu.json"
 SECONDS_A_MODEL = 240
 CONVOLUTIONS = ("aten::convolution_backward", "aten::_convolution")
 MODELS = (
@@ -175,7 +173,6 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.update(USE_TORCH_XLA="0", PJRT_DEVICE="CPU")
     import timm  # noqa: F401
-    import torch
     import torchvision  # noqa: F401
 
     import tpukit.probe.gpu_memory.traced_step  # noqa: F401
@@ -198,7 +195,7 @@ def main() -> None:
         errors = sorted(abs(row["error"]) for row in rows) or [0.0]
         found = {
             "median_error": statistics.median(errors), "largest_error": errors[-1],
-            "models": rows, "failed": failed, "versions": {"torch": torch.__version__},
+            "models": rows, "failed": failed,
         }  # fmt: skip
         write_result(RESULT, found)
     print(f"median {found['median_error']:.2%}, largest {found['largest_error']:.2%}")

@@ -23,11 +23,10 @@ from typing import Any
 from unittest import mock
 
 import gpu_memory_models
-from deciding_code import write_result
+from recorded import RESULTS, write_result
 
-ROOT = Path(__file__).resolve().parents[1]
-MEASUREMENTS = ROOT / "benchmarks" / "gpu_memory_measurements.toml"
-RESULT = ROOT / "benchmarks" / "results" / "gpu_memory_public.json"
+MEASUREMENTS = Path(__file__).with_name("gpu_memory_measurements.toml")
+RESULT = RESULTS / "gpu_memory_public.json"
 UNITS = {"GB": 1e9, "GiB": 2**30, "MB": 1e6, "MiB": 2**20}
 
 
@@ -273,16 +272,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a name; other results are kept")
     options = parser.parse_args()
     os.environ.update(USE_TORCH_XLA="0", PJRT_DEVICE="CPU")
-    import timm
-    import torch
-    import torchvision
-    import transformers
-
     asked = tomllib.loads(MEASUREMENTS.read_text())
     kept = json.loads(RESULT.read_text()) if options.only and RESULT.is_file() else {}
     known = {r["name"]: r for key in ("measurements", "fits") for r in kept.get(key, [])}
-    libraries = (torch, torchvision, transformers, timm)
-    versions = {library.__name__: library.__version__ for library in libraries}
     for key, kind, run in (("measurements", Measurement, compare), ("fits", Fit, find_fit)):
         for settings in asked[key]:
             if options.only not in settings["name"]:
@@ -295,7 +287,7 @@ def main() -> None:
             }  # fmt: skip
             [row] = [row for row in found[key] if row["name"] == settings["name"]]
             print(settings["name"], summary(row), flush=True)
-            write_result(RESULT, {**found, **totals(found), "versions": versions})
+            write_result(RESULT, {**found, **totals(found)})
 
 
 def totals(found: dict[str, Any]) -> dict[str, Any]:

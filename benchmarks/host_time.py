@@ -1,14 +1,13 @@
 """What a training step on torch_xla costs the host: traced and recorded, in turn, in one process.
 
     python benchmarks/host_time.py [MODEL ...] [--devices 1 8] [--width full|narrow] [--rounds 4]
-    python benchmarks/host_time.py --page
 
 Processor time of the thread that trains, from the call of `train_step` to its return, on virtual
 devices of the CPU; what other threads execute is left out, and nothing runs while it is measured.
 The models have the depth of the published ones, and with `--width narrow` fewer channels: the
 number of tensors and operators decides the time, not their size. Weights are random, batches
-synthetic. Writes results/host_time.json;
---page writes docs/lab/host_time.md from it and results/tpu_batches.json.
+synthetic. Writes results/host_time.json, and prints beside it from which batch a chip decides, by
+results/tpu_batches.json.
 """
 
 import argparse
@@ -16,21 +15,16 @@ import dataclasses
 import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from deciding_code import write_result
+from recorded import RESULTS, measured, table, write_result
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "benchmarks" / "results" / "host_time.json"
-PAGE = ROOT / "docs" / "lab" / "host_time.md"
+RESULT, BATCHES = RESULTS / "host_time.json", RESULTS / "tpu_batches.json"
 QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"}
 """Of the programs only the host's time is measured: they need not be fast, and compile sooner."""
 TRACED, RECORDED = 3, 6
@@ -92,7 +86,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", default="narrow", choices=["full", "narrow"])
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--page", action="store_true", help="write the page from the results")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -189,38 +182,9 @@ def ask(name: str, devices: int, options: argparse.Namespace) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def page() -> str:
-    """docs/lab/host_time.md."""
-    rows = json.loads(RESULT.read_text())["rows"]
-    alone = {row["model"]: row for row in rows if row["devices"] == 1}
-    per_tensor = [
-        statistics.median(row[kind] / row["trained_tensors"] for row in alone.values())
-        for kind in ("traced_ms", "recorded_ms")
-    ]
-    measured = [
-        [row["model"], row["devices"], row["trained_tensors"], f"{row['traced_ms']:.0f}",
-         f"{row['recorded_ms']:.0f}", f"{row['ratio']:.1f}"]
-        for row in rows
-    ]  # fmt: skip
-    return PAGE_TEXT.format(
-        measured=table(["model", "devices", "trained tensors", "traced, ms", "recorded, ms",
-                        "ratio"], measured),
-        bounds=table(["model", "one sample on a v5e chip, ms", "traced, ms", "recorded, ms",
-                      "host-bound below, traced", "recorded"], bounds(alone, per_tensor)),
-        versions=", ".join(f"{name} {v}" for name, v in rows[-1]["versions"].items()),
-        load=f"{min(row['load'] for row in rows):.0f} to {max(row['load'] for row in rows):.0f}",
-        commits=", ".join(sorted({row["commit"] for row in rows})),
-    )  # fmt: skip
-
-
-def bounds(alone: Mapping[str, Any], per_tensor: Sequence[float]) -> Iterator[list[Any]]:
+def bounds(alone: Mapping[str, Any], per_tensor: Sequence[float]) -> Iterator[dict[str, Any]]:
     """By model of tpu_batches.json the samples a chip below which the host decides."""
-    for key, row in json.loads(RESULT.with_name("tpu_batches.json").read_text()).items():
+    for key, row in json.loads(BATCHES.read_text())["rows"].items():
         name, _, target = key.partition(" | ")
         known = alone.get(PUBLISHED.get(name, ""))
         if target != "v5e-1" or "step" not in row or not (known or name in TENSORS):
@@ -230,89 +194,49 @@ def bounds(alone: Mapping[str, Any], per_tensor: Sequence[float]) -> Iterator[li
         if known:
             host = [known["traced_ms"], known["recorded_ms"]]
         sign = "" if known else "about "
-        yield [name, f"{sample:.2f}", *(f"{sign}{ms:.0f}" for ms in host),
-               *(math.ceil(ms / sample) for ms in host)]  # fmt: skip
+        traced, recorded = host
+        yield {
+            "model": name,
+            "one sample on a v5e chip, ms": f"{sample:.2f}",
+            "traced, ms": f"{sign}{traced:.0f}",
+            "recorded, ms": f"{sign}{recorded:.0f}",
+            "host-bound below, traced": math.ceil(traced / sample),
+            "host-bound below, recorded": math.ceil(recorded / sample),
+        }
 
 
-PAGE_TEXT = """# What a step costs the host
-
-On torch_xla a training step is Python that traces every operation, in each step anew: the chips
-wait for it where the batch is small. tpukit traces the first two steps of a shape and records
-them; from the third on the compiled program runs with the inputs' buffers, and no Python of the
-step runs. The results are the same, bit for bit.
-
-`--steps auto`, the default, tries recorded steps beside traced ones in a child process, once for a
-kind of TPU, and traces each step where they differ. `--steps traced` traces each step. Several
-hosts of a pod, and emulation with `--memory-limit`, trace each step too.
-
-A step is recorded again where something that its Python reads has changed: attributes, closures,
-globals, hooks, frozen layers, arrays on the host, how a tensor is split over the devices. A step
-that cannot be recorded is always traced, which costs one more compilation in some cases, and a
-line names the reason and, where there is one, the place: it reads a value (`.item()`), draws from a
-generator of the host, counts in Python (`self.calls += 1`), keeps a result for later, or its
-optimizer reads the learning rate.
-
-Whether a run waits for the host the progress line says: `host-bound 93%` is the part of the time
-in which the thread that trains computes, where that is at least 80 %. A larger batch a chip
-helps, up to where the memory ends (`tpukit probe-batch`); `--accumulate` does not: each
-micro-batch is traced, or run, by itself.
-
-## Measured
-
-Processor time of the thread that trains, a step, traced and recorded in turn in one process, on
-virtual devices of the CPU; what executes on other threads is left out. The models have the depth
-of the published ones and fewer channels (Qwen3 its own): the number of tensors and operators
-decides.
-
-{measured}
-
-The machine had two cores and was busy (load {load}): on a quiet one both columns are smaller.
-
-## Which models gain
-
-A chip's time is the TPU compiler's estimate at the batch that [tpu_batches.md](tpu_batches.md)
-recommends, divided by the samples; the host's is that of one device, for models that were not
-measured by their number of tensors ("about"). Below the batch a chip in the last columns the host
-takes longer than the chip.
-
-{bounds}
-
-`benchmarks/host_time.py`, [host_time.json](../../benchmarks/results/host_time.json), commit
-{commits}; {versions}. No TPU was used.
-"""
+def print_tables(rows: Sequence[Mapping[str, Any]]) -> None:
+    """What docs/lab/host_time.md shows."""
+    names = ("model", "devices", "trained_tensors", "traced_ms", "recorded_ms", "ratio")
+    print(table([{name: row[name] for name in names} for row in rows]))
+    alone = {row["model"]: row for row in rows if row["devices"] == 1}
+    if alone:
+        per_tensor = [
+            statistics.median(row[kind] / row["trained_tensors"] for row in alone.values())
+            for kind in ("traced_ms", "recorded_ms")
+        ]
+        print(table([*bounds(alone, per_tensor)]))
 
 
 def main() -> None:
     options = parse()
-    if options.page:
-        PAGE.write_text(page(), encoding="utf-8")
-        return
     if options.child:
         print(json.dumps(measure(options.models[0], options)))
         return
     kept = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
     rows = {(row["model"], row["devices"], row.get("width")): row for row in kept}
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    packages = ("torch", "torch_xla", "timm", "transformers", "numpy")
-    versions = {"python": platform.python_version(), **{name: version(name) for name in packages}}
     for devices in options.devices:
         for name in options.models:
             row = ask(name, devices, options)
-            print(json.dumps(row), flush=True)
             if "error" in row:
+                print(json.dumps(row), flush=True)
                 continue
-            measured = {"commit": commit, "date": time.strftime("%Y-%m-%d"), "versions": versions}
-            rows[name, devices, row["width"]] = {**row, **measured}
+            rows[name, devices, row["width"]] = {**row, **measured()}
             write_result(RESULT, {
                 "question": "processor milliseconds of the thread that trains, a step",
                 "rows": [*rows.values()],
             })  # fmt: skip
+    print_tables([*rows.values()])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ are few enough to differ.
 
 import argparse
 import csv
-import importlib.metadata
 import json
 import os
 import statistics
@@ -21,11 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from deciding_code import write_result
+from recorded import RESULTS, table, write_result
 
 from tpukit.io.process import allowed_cores
 
-RESULTS = Path(__file__).parent / "results"
 MODEL, SIDE, BATCH, LR, DECAY, SMOOTHING, CROP = "resnet10t", 64, 64, 2e-3, 0.05, 0.1, 0.5
 IMAGES = 4000
 
@@ -107,13 +105,12 @@ def main() -> None:
                      "smoothing": SMOOTHING, "smallest_crop": CROP, "images": IMAGES,
                      "epochs": options.epochs, "seeds": options.seeds},
         "timm_revision": options.revision,
-        "versions": {n: importlib.metadata.version(n) for n in ("torch", "timm", "tpukit")},
         "accuracy": accuracy,
         "difference": accuracy["tpukit"]["mean"] - accuracy["timm"]["mean"],
         "runs": found,
     }  # fmt: skip
     write_result(RESULTS / "image_accuracy.json", result)
-    print(json.dumps(accuracy, indent=2))
+    print(table([{"side": name, **values} for name, values in accuracy.items()]))
 
 
 if __name__ == "__main__":

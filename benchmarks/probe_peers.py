@@ -12,7 +12,6 @@ for torch_xla on this CPU: the finders know no XLA.
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -22,9 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from deciding_code import write_result
+from recorded import RESULTS, table, write_result
 
-RESULTS = Path(__file__).parent / "results"
 START, ACCELERATE_START = 4, 512
 SAMPLES = 2500
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -211,8 +209,6 @@ def main() -> None:
 
 def report(arguments: argparse.Namespace) -> None:
     task, limit, xla = arguments.task, arguments.limit, arguments.xla
-    names = ("torch", "torch_xla", "lightning", "accelerate", "tpukit")
-    versions = {name: importlib.metadata.version(name) for name in names}
     # Samples are packed and tokens cached for all of them alike.
     runs(task, limit, 32, xla=xla)
     answers = {"tpukit": ours(task, limit, xla=xla)}
@@ -230,12 +226,13 @@ def report(arguments: argparse.Namespace) -> None:
         "hardware": "torch_xla on the CPU" if xla else "CPU, eager",
         "limit": limit,
         "cores": os.cpu_count(),
-        "versions": versions,
         "answers": answers,
     }
     path = RESULTS / f"probe_peers_{task}{'_xla' * xla}.json"
     write_result(path, result)
-    print(json.dumps(result, indent=2))
+    names = ("largest", "trials", "seconds", "runs", "runs_a_tenth_above", "error")
+    print(table([{"finder": finder, **{name: answer.get(name, "") for name in names}}
+                 for finder, answer in answers.items()]))  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from deciding_code import write_result
+from recorded import RESULTS, write_result
 
-RESULT = Path(__file__).parent / "results" / "sharded_checkpoints.json"
+RESULT = RESULTS / "sharded_checkpoints.json"
 WIDTH, WIDER = 1024, 4096
 PHASES = ("start", "step", "save", "resume")
 

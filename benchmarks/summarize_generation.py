@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-from deciding_code import write_result
+from recorded import table, write_result
 from summarize_models import END, MODELS, VOCABULARY, make_transformers
 
 from tpukit.hardware.options import HardwareOptions
@@ -187,11 +186,10 @@ def main() -> None:
         "question": f"new tokens a second, {MODELS[arguments.model]}, fp32, CPU",
         "threads": torch.get_num_threads(),
         "searches": {name: compare(ours, theirs, SEARCHES[name]) for name in names},
-        "versions": {n: version(n) for n in ("torch", "transformers", "numpy")},
     }
-    for name, found in result["searches"].items():
-        told = ("ratio", "ratio_of_wall_time", "rows_with_identical_tokens", "rows")
-        print(name, {key: found[key] for key in told})
+    told = ("ratio", "ratio_of_wall_time", "rows_with_identical_tokens", "rows")
+    print(table([{"search": name, **{key: found[key] for key in told}}
+                 for name, found in result["searches"].items()]))  # fmt: skip
     if arguments.out:
         write_result(arguments.out, result)
 

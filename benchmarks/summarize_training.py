@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -25,7 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import torch
-from deciding_code import write_result
+from recorded import table, write_result
 from summarize_models import MODELS, VOCABULARY, make_transformers
 
 CONTEXT = 1024
@@ -194,7 +193,6 @@ def compare(name: str, batch: int) -> dict:
         "ratio_to_padding_cpu": ratio(sides, "padded", "tokens_per_cpu_second"),
         "ratio_to_trainer_cpu": ratio(sides, "trainer", "tokens_per_cpu_second"),
         "sides": sides,
-        "versions": {n: version(n) for n in ("torch", "transformers", "accelerate", "numpy")},
     }
 
 
@@ -221,7 +219,7 @@ def main() -> None:
         print(json.dumps(result))
         return
     result = compare(arguments.model, arguments.batch)
-    print(json.dumps({n: v for n, v in result.items() if n != "sides"}, indent=2))
+    print(table([{name: value for name, value in result.items() if name.startswith("ratio")}]))
     if arguments.out:
         write_result(arguments.out, result)
 

@@ -20,11 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from deciding_code import write_result
+from recorded import write_result
 
 SIZES = {
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
@@ -190,7 +189,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_second_ratio": statistics.median(ratios),
         "settings": {name: value for name, value in vars(options).items()
                      if name in ("size", "essays", "epochs", "folds", "seeds", "hw")},
-        "versions": {name: version(name) for name in ("torch", "transformers", "accelerate")},
     }  # fmt: skip
 
 

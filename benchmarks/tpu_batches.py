@@ -1,11 +1,10 @@
 """Which batch of which model fits which TPU: the TPU compiler's answers, without a TPU.
 
-    python benchmarks/tpu_batches.py [--only NAME ...] [--target v5e-1] [--minutes 30] [--page]
+    python benchmarks/tpu_batches.py [--only NAME ...] [--target v5e-1] [--minutes 30] [--again]
 
 Each model is one `tpukit probe-batch --target`. Results are kept in results/tpu_batches.json as
-they come: what is there and not stale is not asked again, so that a stopped run goes on. A
-model that takes longer than --minutes is recorded as such. --page writes
-docs/lab/tpu_batches.md from the file.
+they come: what is there is not asked again without --again, so that a stopped run goes on. A model
+that takes longer than --minutes is recorded as such. Prints the tables of docs/lab/tpu_batches.md.
 """
 
 import argparse
@@ -15,14 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from deciding_code import EXPLANATION, code_of, mark, task_of, write_result
+from recorded import RESULTS, ROOT, measured, table, write_result
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULT = ROOT / "benchmarks" / "results" / "tpu_batches.json"
-PAGE = ROOT / "docs" / "lab" / "tpu_batches.md"
+RESULT = RESULTS / "tpu_batches.json"
 GIB = 2**30
 IMAGE_START, TEXT_START = 32, 8
 
@@ -108,11 +104,10 @@ def row(words: list[str], target: str, minutes: float) -> dict[str, Any]:
     """What is kept of a model's answer."""
     started = time.monotonic()
     answer = ask(words, target, minutes)
-    code = {"code": code_of(task_of(words))}
     if "error" in answer:
-        return {**answer, **code}
+        return answer
     return {
-        **code,
+        "commit": measured()["commit"],
         "largest": answer["largest_batch_per_device"],
         "smallest_failed": answer["smallest_failed_batch_per_device"],
         "recommended": answer["recommended_batch_per_device"],
@@ -132,76 +127,27 @@ def row(words: list[str], target: str, minutes: float) -> dict[str, Any]:
 
 
 def kept() -> dict[str, Any]:
-    return json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    return json.loads(RESULT.read_text())["rows"] if RESULT.exists() else {}
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """docs/lab/tpu_batches.md."""
-    lines = [
-        "# Which batch fits a TPU",
-        "",
-        "What the TPU compiler answers, without a TPU: `benchmarks/tpu_batches.py` asks `tpukit"
-        " probe-batch --target` for each model at its published size and writes this page"
-        " ([JSON](../../benchmarks/results/tpu_batches.json)). Training in bf16 autocast with fp32"
-        " weights and AdamW; images of the model's own size, 1,000 classes; rows of language models"
-        " have a tenth of their tokens as targets, LoRA is of rank 16 on all matrices. The"
-        " recommended batch"
-        " leaves 5 % of the memory free; the largest is known within 10 % or fills 90 %. The step"
-        " is a roofline estimate: it takes at least that long. Nothing here ran on a TPU."
-        f" {EXPLANATION}",
-    ]
-    for target in sorted({key.split(" | ")[1] for key in found}):
-        rows = {k.split(" | ")[0]: v for k, v in found.items() if k.split(" | ")[1] == target}
-        versions = next((row["versions"] for row in rows.values() if "versions" in row), {})
-        named = ", ".join(f"{name} {version}" for name, version in versions.items())
-        lines += [
-            "",
-            f"## {target}",
-            "",
-            "| model | parameters | recommended | largest | memory at the recommended | TFLOP a"
-            " sample | estimated step | samples/s | compilations | asked |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-            *(_row(name, row, mark_of(f"{name} | {target}", row)) for name, row in rows.items()),
-            "",
-            f"Batches are samples a chip. {named}." if named else "Batches are samples a chip.",
-            *_not_asked(target, rows),
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _not_asked(target: str, rows: Mapping[str, Any]) -> list[str]:
-    """Models of which there is no answer yet: most take 15 to 55 minutes on two cores."""
-    missing = [name for name in _models_of(target) if name not in rows]
-    return ["", f"Not asked yet: {'; '.join(missing)}."] if missing else []
-
-
-def _models_of(target: str) -> Mapping[str, list[str]]:
-    return SHARDED if target.endswith("-8") else MODELS
-
-
-def mark_of(key: str, row: Mapping[str, Any]) -> str:
-    """What stands behind a stale row's name; the model's words say which code decides it."""
-    return mark(row, task_of({**MODELS, **SHARDED}[key.partition(" | ")[0]]))
-
-
-def _row(name: str, row: Mapping[str, Any], stale: str) -> str:
+def shown(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the printed table."""
     if "error" in row:
-        return f"| {name}{stale} | {row['error']} | | | | | | | | |"
+        return {"model": name, "parameters": row["error"]}
     batch, step = row["recommended"], row["step"]
     memory, seconds = sum((row["memory"] or {}).values()), step["estimate_seconds"]
-    cells = [
-        f"{name}{stale}",
-        f"{row['parameters'] / 1e6:.0f} M",
-        batch,
-        row["largest"],
-        f"{memory / GIB:.1f} of {row['limit_bytes'] / GIB:.2f} GiB",
-        f"{step['flops'] / batch / 1e12:.3f}",
-        f"{1000 * seconds:.0f} ms",
-        f"{batch / seconds:.0f}",
-        row["compiles"] or "cached",
-        row["asked"],
-    ]
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+    return {
+        "model": name,
+        "parameters": f"{row['parameters'] / 1e6:.0f} M",
+        "recommended": batch,
+        "largest": row["largest"],
+        "memory at the recommended": f"{memory / GIB:.1f} of {row['limit_bytes'] / GIB:.2f} GiB",
+        "TFLOP a sample": f"{step['flops'] / batch / 1e12:.3f}",
+        "estimated step": f"{1000 * seconds:.0f} ms",
+        "samples/s": f"{batch / seconds:.0f}",
+        "compilations": row["compiles"] or "cached",
+        "asked": row["asked"],
+    }
 
 
 def main() -> None:
@@ -209,18 +155,19 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="models by their names here")
     parser.add_argument("--target", default="v5e-1")
     parser.add_argument("--minutes", type=float, default=30.0, help="longest time for a model")
-    parser.add_argument("--page", action="store_true", help="only write docs/lab/tpu_batches.md")
+    parser.add_argument("--again", action="store_true", help="also models that were asked")
     options = parser.parse_args()
-    for name, words in _models_of(options.target).items():
+    for name, words in (SHARDED if options.target.endswith("-8") else MODELS).items():
         key = f"{name} | {options.target}"
-        known = key in kept() and not mark_of(key, kept()[key])
-        if options.page or known or (options.only and name not in options.only):
+        left_out = options.only is not None and name not in options.only
+        if left_out or (key in kept() and not options.again):
             continue
         found = row(words, options.target, options.minutes)
-        write_result(RESULT, {**kept(), key: found})
-        print(key, {n: found.get(n) for n in ("recommended", "largest", "compiles", "seconds",
-                                              "error")}, flush=True)  # fmt: skip
-    PAGE.write_text(page(kept()))
+        write_result(RESULT, {"rows": {**kept(), key: found}})
+    for target in sorted({key.split(" | ")[1] for key in kept()}):
+        rows = [shown(key.split(" | ")[0], row) for key, row in kept().items()
+                if key.endswith(f" | {target}")]  # fmt: skip
+        print(f"\n## {target}\n\n{table(rows)}")
 
 
 if __name__ == "__main__":

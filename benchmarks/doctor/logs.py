@@ -1,4 +1,4 @@
-"""`tpukit doctor` on texts, files and logs that nobody here wrote (benchmarks/doctor_material/).
+"""`tpukit doctor` on texts, files and logs that nobody here wrote (benchmarks/doctor/material/).
 
 Three sets: error texts of public threads with the cause that must be named first, public files
 with the findings that must be made, and logs without an error, of which no cause may be named.
@@ -9,8 +9,8 @@ before any answer was seen, so that the halves are about equal and most families
 The files themselves are not kept. Put them into a folder as <repository>/<path>, each as it was
 at the revision in files.toml; what is missing there is listed and left out.
 
-    python benchmarks/doctor_real_material.py --files /tmp/material --out answer.json
-    python benchmarks/doctor_real_material.py --blind --out answer.json
+    PYTHONPATH=benchmarks python benchmarks/doctor/logs.py --files /tmp/material --out answer.json
+    PYTHONPATH=benchmarks python benchmarks/doctor/logs.py --blind --out answer.json
 
 `--blind` asks about the logs of blind_4.toml to blind_12.toml, whose first answers stand there.
 """
@@ -28,13 +28,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from deciding_code import write_result
+from recorded import write_result
 
 from tpukit.knowledge.error_table import known_errors
 from tpukit.probe.logs import explain_log, open_log
 
 SECONDS = 20.0
-MATERIAL = Path(__file__).with_name("doctor_material")
+MATERIAL = Path(__file__).with_name("material")
 HALVES = ("learn", "measure")
 Record = dict[str, Any]
 

@@ -5,7 +5,7 @@ of a checkout. Its file names carry the class; `CLASS_OF` says which of its clas
 `doctor` is, and its `eval/metrics.py` counts. An answer beyond those classes (another library's
 entry for the same text) counts as `generic`, which is wrong.
 
-    python benchmarks/gpualert_corpus.py FOLDER --out benchmarks/results/gpualert_corpus.json
+    PYTHONPATH=benchmarks python benchmarks/doctor/gpualert.py FOLDER --out answer.json
 """
 
 import argparse
@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from deciding_code import write_result
+from recorded import write_result
 
 from tpukit.knowledge.error_table import known_errors
 from tpukit.probe.logs import explain_log, open_log

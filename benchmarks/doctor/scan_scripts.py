@@ -1,12 +1,12 @@
 """Precision and recall of `tpukit doctor` on public training scripts that it was not written for.
 
-`doctor_material/scripts.toml` to `scripts_9.toml` list each script (repository, path, commit) with
+`material/scripts.toml` to `scripts_9.toml` list each script (repository, path, commit) with
 what a reader found wrong in it before doctor was asked: rule and line (in a notebook cell.line),
 `plain` for `doctor PATH` and `to_tpu` for what `--to tpu` has to add, of which the first line a
 rule. FOLDER holds the scripts as <owner>+<name>@<path>. What doctor says beside the list is
 printed, to be judged.
 
-    python benchmarks/doctor_scripts.py FOLDER --set scripts_3
+    python benchmarks/doctor/scan_scripts.py FOLDER --set scripts_3
 """
 
 import argparse
@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-MATERIAL = Path(__file__).with_name("doctor_material")
+MATERIAL = Path(__file__).with_name("material")
 NEAR = 10
 """Lines between a finding and the listed one: a call begins above what is wrong in it."""
 CELL = 1000

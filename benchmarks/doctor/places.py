@@ -1,12 +1,12 @@
 """Failing scripts in a real environment: does doctor's first answer name the cause and the fix?
 
-Each case of benchmarks/doctor_material/places/NAME.toml is run, must fail, is explained with the
+Each case of benchmarks/doctor/material/places/NAME.toml is run, must fail, is explained with the
 environment (the record of `tpukit run`) and by its log alone (paths made another machine's), and is
 run again with its patch, after which it must pass. `right` and `bad` judge a first time; `--out`
 has the answers for a person to judge.
 
-    python benchmarks/doctor_places.py dev --out answers.json
-    python benchmarks/doctor_places.py kaggle --python /opt/kaggle/bin/python --out kaggle.json
+    python benchmarks/doctor/places.py dev --out answers.json
+    python benchmarks/doctor/places.py kaggle --python /opt/kaggle/bin/python --out kaggle.json
 """
 
 import argparse
@@ -28,7 +28,7 @@ from tpukit.knowledge.error_table import known_errors
 from tpukit.probe.logs import explain_log, open_log
 from tpukit.probe.logs.place.live import Uncaught, read_records
 
-MATERIAL = Path(__file__).with_name("doctor_material") / "places"
+MATERIAL = Path(__file__).with_name("material") / "places"
 SECONDS = 300
 Record = dict[str, Any]
 OFFLINE = {
@@ -45,7 +45,7 @@ class Runner:
     def __init__(self, python: str) -> None:
         self.python = python
         self.warm = subprocess.Popen(
-            [python, str(Path(__file__).with_name("doctor_places_warm.py"))],
+            [python, str(Path(__file__).with_name("places_warm.py"))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, **OFFLINE},
         )  # fmt: skip
