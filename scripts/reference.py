@@ -28,9 +28,8 @@ sys.path.insert(0, str(ROOT))
 
 from tpukit.cli import COMMANDS, app_of  # noqa: E402
 from tpukit.commands.options.option_sets import field_docs  # noqa: E402
-from tpukit.commands.options.training import TRAINING_PANELS  # noqa: E402
 from tpukit.registry.declared import ClassSource, find_source, registered  # noqa: E402
-from tpukit.train.config import ARITHMETIC, TrainConfig  # noqa: E402
+from tpukit.train.config import ARITHMETIC, OPTIONS, TrainConfig  # noqa: E402
 
 VARIABLE = re.compile(r"TPUKIT_[A-Z0-9_]+")
 
@@ -127,7 +126,7 @@ def setting_lines() -> Iterator[str]:
                 " settings at the top or under `[train]`, the task's under `[task]`. Every training"
                 " option is a key too.", "", "### Training", "")  # fmt: skip
     hints, docs = get_type_hints(TrainConfig), field_docs(TrainConfig)
-    optional = {name for panel in TRAINING_PANELS.values() for name in panel}
+    optional = {name for panel in OPTIONS.values() for name in panel}
     rows = [
         (f"`{field.name}`", f"`{kind(hints[field.name]) or 'bool'}`",
          str(field.metadata.get("range") or ""), f"`{field.default}`", docs[field.name])

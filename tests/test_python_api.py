@@ -340,9 +340,9 @@ def test_settings_are_recorded_and_what_cannot_be_is_told(tmp_path):
 
 def test_keywords_are_the_commands_options(tmp_path):
     """Every option of `tpukit train` is a field of its config: fit takes each by name."""
-    from tpukit.commands.options.training import TRAINING_PANELS
+    from tpukit.train.config import OPTIONS
 
-    options = {name for names in TRAINING_PANELS.values() for name in names}
+    options = {name for names in OPTIONS.values() for name in names}
     assert options <= set(TrainConfig.__dataclass_fields__)
     made = package.fit(
         TINY, width=16, results_dir=tmp_path, preset="quick", max_time="1h", memory_limit=None,

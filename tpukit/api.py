@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from tpukit.commands.options.option_sets import PARSERS
+from tpukit.commands.options.option_sets import UNITS
 from tpukit.commands.options.own_options import DECLARED, DEFAULT_TASK
 from tpukit.commands.options.training import (
     GivenSettings,
@@ -245,17 +245,17 @@ def _settings(
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     # NumPy's numbers, of a sweep.
     options = {n: v.item() if getattr(v, "ndim", None) == 0 else v for n, v in options.items()}
-    train = {name: _plain(name, value) for name, value in options.items() if name in names}
-    own = {name: value for name, value in options.items() if name not in names}
+    given = {n: _plain(TrainConfig, n, v) if n in names else v for n, v in options.items()}
     sources = SettingSources(preset, str(config) if config else None)
-    return dataclasses.replace(read_settings(train, sources, own), command="the same call")
+    return dataclasses.replace(read_settings(given, sources), command="the same call")
 
 
-def _plain(name: str, value: Any) -> Any:
-    """A value as the command line would give it: paths as text, units read."""
+def _plain(kind: type, name: str, value: Any) -> Any:
+    """A field's value as the command line would give it: paths as text, units read."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return PARSERS[name][0](value) if name in PARSERS and isinstance(value, str) else value
+    unit = next(f.metadata.get("unit") for f in dataclasses.fields(kind) if f.name == name)
+    return UNITS[unit](value) if unit and isinstance(value, str) else value
 
 
 def _take(kind: type[Options], options: dict[str, Any]) -> Options:
@@ -265,7 +265,7 @@ def _take(kind: type[Options], options: dict[str, Any]) -> Options:
     """
     fields: Any = dataclasses.fields(kind)  # type: ignore[arg-type]
     hints = get_type_hints(kind)
-    given = {f.name: _plain(f.name, options.pop(f.name)) for f in fields if f.name in options}
+    given = {f.name: _plain(kind, f.name, options.pop(f.name)) for f in fields if f.name in options}
     texts = {n for n, v in given.items() if isinstance(v, str) and hints[n] == Path | None}
     given = {name: Path(v) if name in texts else v for name, v in given.items()}
     return build(kind, {name: value for name, value in given.items() if value is not None})

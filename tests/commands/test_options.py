@@ -15,16 +15,11 @@ from tpukit.commands.options.option_sets import (
     options_of,
     with_option_sets,
 )
-from tpukit.commands.options.training import (
-    TRAINING_PANELS,
-    SourceOptions,
-    TrainingOptions,
-    read_settings,
-)
+from tpukit.commands.options.training import TrainingSettings
 from tpukit.errors import ConfigError
 from tpukit.io.ranges import flag
 from tpukit.registry.classes import find_task, make_task
-from tpukit.train.config import TrainConfig
+from tpukit.train.config import OPTIONS, TrainConfig
 from tpukit.train.task import Preset
 
 
@@ -79,15 +74,15 @@ def test_every_field_of_the_training_config_has_a_docstring():
 
 @pytest.fixture
 def parsed():
-    """What `read_settings` makes of a training command's arguments."""
+    """What a training command receives of its arguments."""
 
     def parse(*arguments: str):
         app, made = typer.Typer(), []
 
         @app.command()
         @with_option_sets
-        def train(training: TrainingOptions, sources: SourceOptions) -> None:
-            made.append(read_settings(training, sources, {"size": None, "model": "gpt2"}))
+        def train(settings: TrainingSettings) -> None:
+            made.append(settings)
 
         CliRunner().invoke(app, arguments, catch_exceptions=False)
         return made[0]
@@ -103,7 +98,7 @@ def test_every_training_option_reaches_its_field(parsed):
     hints = {field.name: field for field in dataclasses.fields(TrainConfig)}
     words: list[str] = []
     expected = {}
-    for name in (name for names in TRAINING_PANELS.values() for name in names):
+    for name in (name for names in OPTIONS.values() for name in names):
         text, value = values.get(name, ("7", 7))
         option = flag(name)
         if "bool" in str(hints[name].type):
@@ -122,7 +117,7 @@ def test_an_option_overrides_set_and_both_override_the_file(parsed, tmp_path):
                       "--set", "depth=5", "--config", str(file))  # fmt: skip
     hardware = settings.hardware()
     assert (hardware.hw, hardware.devices, hardware.precision) == ("tpu", 3, "bf16")
-    assert settings.task == {"model": "gpt2", "depth": 5} and settings.file.task == {"size": "tiny"}
+    assert settings.task == {"depth": 5} and settings.file.task == {"size": "tiny"}
 
 
 def test_a_tasks_preset_reaches_the_hardware(parsed, monkeypatch):

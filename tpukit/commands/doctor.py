@@ -83,7 +83,7 @@ class MachineOptions:
     report to send."""
     hw: HardwareChoice = HardwareChoice.auto
     """Hardware to train on."""
-    time_limit: float | None = setting(None, Range(1, MOST_SECONDS, whole=False))
+    time_limit: float | None = setting(None, Range(1, MOST_SECONDS, whole=False), unit="DURATION")
     """Time for the checks that import torch (default: 2m), or for --selftest (10m)."""
 
 

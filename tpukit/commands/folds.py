@@ -76,11 +76,10 @@ def train_folds(task: str, folds: str, settings: GivenSettings, output: Output) 
     _require_folds(task)
     hardware = settings.hardware()
     kind = prepare_environment(hardware)
-    folder = Path(settings.train.get("results_dir") or settings.file.train.get("results_dir")
-                  or run_folder_of(task) or "results/folds")  # fmt: skip
+    folder = Path(settings.get("results_dir") or run_folder_of(task) or "results/folds")
     made = Folds(folder, _settings(folds, settings, given), _shared_words(task))
     gpus = rank_count(hardware, kind) if kind == "gpu" and hardware.devices is None else 1
-    seconds = settings.train.get("max_time") or settings.file.train.get("max_time")
+    seconds = settings.get("max_time")
     ends = None if seconds is None else started + float(seconds)
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -170,8 +169,8 @@ def _settings(
     from tpukit.train.labelled import TableSettings, column_of, training_table
     from tpukit.train.target import numbers_first
 
-    data_path = settings.train.get("data_path") or settings.file.train.get("data_path")
-    table = training_table(TableSettings(data_path=data_path or "./data", table=given.get("table")))
+    data_path = settings.get("data_path") or "./data"
+    table = training_table(TableSettings(data_path=data_path, table=given.get("table")))
     if table is None:
         raise ConfigError(f"--folds {folds}: there is no table.", "Give a number from 2 on.")
     names = numbers_first({*column_of(table, "folds", folds)})
@@ -201,7 +200,7 @@ def _compare(folds: Folds, settings: GivenSettings, output: Output) -> dict[str,
     finished = folds.finished()
     if not finished:
         return {"folds": {}, "metrics": {}}
-    asked = settings.train.get("metric") or settings.file.train.get("metric")
+    asked = settings.get("metric")
 
     def metrics(target: Target) -> Sequence[MetricName]:
         return parse_metrics(asked or DEFAULT_METRICS[target.kind])

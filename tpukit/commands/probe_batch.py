@@ -4,30 +4,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
+from tpukit.commands.options.option_sets import Given, options_of
 from tpukit.commands.options.own_options import TaskOption
-from tpukit.commands.options.training import SourceOptions, read_settings
+from tpukit.commands.options.training import GivenSettings, settings_options
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.reports.batch import comparison
 from tpukit.commands.running import chosen_task
 from tpukit.commands.sizing import check_search, early_child, size_batch, size_model, task_source
 from tpukit.errors import ConfigError, OutOfMemoryError
-from tpukit.hardware.options import HardwareOptions
+from tpukit.hardware.options import HARDWARE, HardwareOptions
 from tpukit.hardware.select import prepare_environment
 from tpukit.io.ranges import setting
 from tpukit.probe.batch.search import SearchSettings
-from tpukit.train.config import TrainConfig
 
-TASK, OWN_MODEL, SEARCH, HARDWARE = "Task", "A model of your own", "Search", "Hardware"
+TASK, OWN_MODEL, SEARCH = "Task", "A model of your own", "Search"
 SEARCH_FIELDS = ("start", "max", "multiple_of", "margin", "global_batch_size", "time_limit",
                  "trial_time", "max_time", "exact")  # fmt: skip
 HARDWARE_FIELDS = ("hw", "devices", "precision", "shard", "kernels", "memory_limit")
 
 SearchOptions = Annotated[Given, options_of(SearchSettings, {SEARCH: SEARCH_FIELDS})]
-PlaceOptions = Annotated[
-    Given, options_of(TrainConfig, {HARDWARE: HARDWARE_FIELDS, TASK: ("data_path",)})
+ProbeSettings = Annotated[
+    GivenSettings, settings_options({HARDWARE: HARDWARE_FIELDS, TASK: ("data_path",)})
 ]
-"""Options of the hardware and the data."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,8 @@ class OwnModel:
 
 
 def probe_batch(
-    sources: SourceOptions,
     search: SearchOptions,
-    place: PlaceOptions,
-    own: OwnOptions,
+    given: ProbeSettings,
     places: Annotated[ProbedPlaces, options_of(ProbedPlaces, {HARDWARE: ("target", "compare")})],
     bare: Annotated[OwnModel, options_of(OwnModel, {OWN_MODEL: ("model", "inputs")})],
     task: TaskOption = None,
@@ -74,24 +70,24 @@ def probe_batch(
     if target and compare is not None:
         raise ConfigError("--target and --compare exclude each other.", "Give one of them.")
     for name in targets:
-        check_search(settings, name, place)
+        check_search(settings, name, given.train)
     factory = model if _is_factory(model, task, inputs) else None
+    if settings.global_batch_size is not None:
+        given.train["global_batch_size"] = settings.global_batch_size
     if factory is None and model is not None:
-        own["model"] = model
-    given = {**place, "global_batch_size": settings.global_batch_size}
-    read = read_settings(given, sources, own)
+        given.task["model"] = model
     # With a target only its children compute, in an environment of their own.
     here = targets == [None]
-    kind = prepare_environment(read.hardware() if here else HardwareOptions(hw="cpu"))
+    kind = prepare_environment(given.hardware() if here else HardwareOptions(hw="cpu"))
     with early_child(target) as first:
-        chosen = "" if factory else task or chosen_task(read, "probe-batch", output)
-        request = None if factory else read.request(chosen, kind if here else None)
+        chosen = "" if factory else task or chosen_task(given, "probe-batch", output)
+        request = None if factory else given.request(chosen, kind if here else None)
         for remark in request.remarks() if request else ():
             output.text(remark)
 
         def size(name: str | None, log: Callable[[str], None]) -> dict[str, Any]:
             if factory is not None:
-                return size_model(factory, inputs or [], read, name, settings, log, first)
+                return size_model(factory, inputs or [], given, name, settings, log, first)
             assert request is not None
             return size_batch(request, task_source(request), name, settings, log, first=first)
 

@@ -48,7 +48,7 @@ def chosen_task(settings: GivenSettings, command: str, output: Output) -> str:
     from tpukit.hardware.launch.launcher import STATUS_VARIABLE
 
     says = is_first_rank() and STATUS_VARIABLE not in os.environ  # else its launcher does
-    given = settings.train.get("data_path") or settings.file.train.get("data_path")
+    given = settings.get("data_path")
     found = task_for(given, command)
     if says and found.reason and (given or found.task != DEFAULT_TASK):
         output.text(f"Task: {found.task}, by {found.reason} (--task chooses another)")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from tpukit.commands.options.option_sets import read_value
 from tpukit.commands.options.own_options import DEFAULT_TASK, command_of, task_for
-from tpukit.commands.options.training import TRAINING_PANELS, GivenSettings, task_defaults
+from tpukit.commands.options.training import GivenSettings, task_defaults
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.select import find_kind, settled
 from tpukit.io.ranges import flag, range_problems
 from tpukit.io.toml import toml_text
 from tpukit.io.units import size_text
 from tpukit.probe.batch.search import SearchSettings
-from tpukit.train.config import resolve
+from tpukit.train.config import option_name, resolve
 
 if TYPE_CHECKING:
     from tpukit.hardware.launch.child import Child
@@ -54,7 +54,7 @@ def _is_default(task: str, data_path: str | None) -> bool:
 
 def _words(name: str, value: Any) -> list[str]:
     """A training setting on the command line."""
-    if not any(name in names for names in TRAINING_PANELS.values()):
+    if option_name(name) != flag(name):
         return _set(name, value)
     if isinstance(value, bool):
         return [flag(name) if value else flag(f"no-{name}")]

@@ -6,21 +6,13 @@ from typing import Annotated
 
 import typer
 
-from tpukit.commands.options.option_sets import OwnOptions
-from tpukit.commands.options.training import (
-    PlanOption,
-    SourceOptions,
-    TrainingOptions,
-    read_settings,
-)
+from tpukit.commands.options.training import PlanOption, TrainingSettings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.running import run_training
 
 
 def summarize_train(
-    training: TrainingOptions,
-    sources: SourceOptions,
-    own: OwnOptions,
+    settings: TrainingSettings,
     plan: PlanOption = None,
     export: Annotated[
         Path | None,
@@ -34,7 +26,6 @@ def summarize_train(
     The same command again resumes a run that was stopped.
     """
     output = Output(as_json=as_json)
-    settings = read_settings(training, sources, own)
     run = run_training("llm", settings, plan, output)
     if run is not None and export is not None and os.environ.get("RANK", "0") == "0":
         _export(run, export, output)

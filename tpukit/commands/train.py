@@ -6,14 +6,8 @@ from typing import Annotated
 import typer
 
 from tpukit.commands.folds import train_folds
-from tpukit.commands.options.option_sets import OwnOptions
 from tpukit.commands.options.own_options import TaskOption
-from tpukit.commands.options.training import (
-    PlanOption,
-    SourceOptions,
-    TrainingOptions,
-    read_settings,
-)
+from tpukit.commands.options.training import PlanOption, TrainingSettings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.running import chosen_task, run_training
 from tpukit.hardware.launch.launcher import is_launched
@@ -21,9 +15,7 @@ from tpukit.io.process import PARENT_VARIABLE, die_with_parent
 
 
 def train(
-    training: TrainingOptions,
-    sources: SourceOptions,
-    own: OwnOptions,
+    settings: TrainingSettings,
     plan: PlanOption = None,
     task: TaskOption = None,
     folds: Annotated[
@@ -41,7 +33,7 @@ def train(
 
     The same command again resumes a run that was stopped.
     """
-    output, settings = Output(as_json=json), read_settings(training, sources, own)
+    output = Output(as_json=json)
     if PARENT_VARIABLE in os.environ and not is_launched():
         die_with_parent(int(os.environ[PARENT_VARIABLE]))
     task = task or chosen_task(settings, "train", output)

@@ -11,40 +11,45 @@ Precision = Literal["bf16", "fp16", "fp32"]
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop", "adafactor", "lion", "adamw_8bit",
                         "paged_adamw", "paged_adamw_8bit"]  # fmt: skip
 
+HARDWARE = "Hardware"
+"""The panel of `--help` with these options."""
+
 
 @dataclass(frozen=True)
 class HardwareOptions:
     """What a user may ask for; `tpukit.hardware.select` turns it into a backend."""
 
-    hw: Literal["auto", "tpu", "gpu", "cpu"] = "auto"
+    hw: Literal["auto", "tpu", "gpu", "cpu"] = setting("auto", panel=HARDWARE)
     """Hardware: auto, tpu, gpu or cpu."""
-    devices: int | None = setting(None, Range(1, 4096))
+    devices: int | None = setting(None, Range(1, 4096), panel=HARDWARE)
     """Devices of this host to use (default: all; one process on a CPU)."""
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = setting("auto", panel=HARDWARE)
     """Precision of the forward pass: auto, bf16, fp16 or fp32; weights stay fp32."""
-    shard: bool = False
+    shard: bool = setting(False, panel=HARDWARE)
     """Shard parameters and optimizer state over the devices."""
     sync_batchnorm: bool = False
     """BatchNorm normalizes by the rows of all ranks, not of each (on XLA it always does)."""
-    compile: bool | None = None
+    compile: bool | None = setting(None, panel=HARDWARE)
     """Use torch.compile (default: on GPUs, but for the preset quick and under 500 steps)."""
-    kernels: Literal["auto", "on", "off"] = "auto"
+    kernels: Literal["auto", "on", "off"] = setting("auto", panel=HARDWARE)
     """Own attention kernels on TPUs: auto tries them on a kind of device once, in a process of
     their own, on uses them without that, off uses plain operations."""
-    step_mode: Literal["auto", "recorded", "traced"] = "auto"
+    step_mode: Literal["auto", "recorded", "traced"] = setting("auto", panel=HARDWARE)
     """Steps on TPUs: traced runs their Python each time, recorded twice, and then their program
     alone; auto records with torch_tpu and traces with torch_xla."""
-    compile_cache: str | None = None
+    compile_cache: str | None = setting(None, panel=HARDWARE)
     """Folder in which a TPU's compiled programs are kept; a read-only one is read."""
-    deterministic: bool = False
+    deterministic: bool = setting(False, panel=HARDWARE)
     """Use deterministic kernels on GPUs, so that a resumed run is bit-equal there too."""
-    memory_limit: int | None = setting(None, Range(1, 2**60))
+    memory_limit: int | None = setting(None, Range(1, 2**60), panel=HARDWARE, unit="SIZE")
     """Memory limit: of the process on a CPU, of each device on GPUs (4GB)."""
-    max_restarts: int = setting(0, Range(0, 1000))
+    max_restarts: int = setting(0, Range(0, 1000), panel=HARDWARE)
     """Restarts from the last checkpoint after a rank has failed."""
-    collective_timeout: float = setting(1800.0, Range(1, 30 * 86400, whole=False))
-    """Longest time that a rank waits for the others, on GPUs and CPUs (30m)."""
-    master_port: int | None = setting(None, Range(1, 65535))
+    collective_timeout: float = setting(
+        1800.0, Range(1, 30 * 86400, whole=False), panel=HARDWARE, unit="DURATION"
+    )
+    """Longest time that a rank waits for the others, on GPUs and CPUs (default: 30m)."""
+    master_port: int | None = setting(None, Range(1, 65535), panel=HARDWARE)
     """Port of torchrun (default: a free one)."""
 
 

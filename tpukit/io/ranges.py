@@ -48,7 +48,12 @@ DECAY = Range(0, 1, whole=False, includes_high=False)
 
 
 def setting(default: Any, allowed: Range | None = None, **facts: Any) -> Any:
-    """A field of a dataclass of settings with the range of its number and further facts."""
+    """A field of a dataclass of settings with the range of its number and further facts.
+
+    Of a training setting: panel, where `--help` shows its option (None: `--set` alone reaches it),
+    and decides and earlier (see `TaskSettings`); of any option: unit, one of `option_sets.UNITS`,
+    and metavar, how `--help` shows its value.
+    """
     return field(default=default, metadata={"range": allowed, **facts})
 
 
@@ -67,13 +72,19 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:60]}..."
 
 
-OTHER_FLAGS = {"step_mode": "--steps"}
-"""Options that are not named as their field is: a task's own setting may be named so."""
+OTHER_FLAGS = {"step_mode": ("--steps",), "devices": ("--devices", "--nproc"),
+               "settings": ("--set",), "inputs": ("--input",)}  # fmt: skip
+"""Options that are not named as their field alone is."""
+
+
+def flags(name: str) -> tuple[str, ...]:
+    """The names of a setting's option, the first of which errors give."""
+    return OTHER_FLAGS.get(name, (f"--{name.replace('_', '-')}",))
 
 
 def flag(name: str) -> str:
     """How a user writes the setting: `--global-batch-size`."""
-    return OTHER_FLAGS.get(name, f"--{name.replace('_', '-')}")
+    return flags(name)[0]
 
 
 def range_problems(settings: Any, name: Callable[[str], str] = flag) -> list[str]:

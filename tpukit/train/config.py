@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from tpukit.errors import ConfigError
-from tpukit.hardware.options import HardwareOptions, OptimizerName
+from tpukit.hardware.options import HARDWARE, HardwareOptions, OptimizerName
 from tpukit.io.files import require_regular
 from tpukit.io.ranges import (
     BATCH,
@@ -34,6 +34,11 @@ Schedule = Literal["constant", "linear", "cosine"]
 EMAUpdates = Literal["ema_pytorch", "ema_pytorch-0.5.2", "multiples"]
 Config = TypeVar("Config")
 
+BATCH_AND_RATE, VALIDATION = "Batch and rate", "Validation"
+LENGTH_AND_LOGS, RUN_FOLDER = "Length and logs", "Run folder"
+PANELS = (BATCH_AND_RATE, VALIDATION, LENGTH_AND_LOGS, HARDWARE, RUN_FOLDER)
+"""Panels of `--help` in their order; a setting names its own, or has no option but `--set`."""
+
 METRIC = re.compile(r"(?:(min|max):)?(valid_\S+)")
 """`valid_loss`, `min:valid_loss` or `max:valid_auc`."""
 
@@ -43,19 +48,19 @@ class TaskSettings:
     """Settings of a run that a task may have defaults of its own for.
 
     decides: the setting decides the arithmetic; a resumed run must have the same. earlier: its
-    value in runs from before it existed, which do not record it.
+    value in runs from before it existed, which do not record it. panel: where `--help` shows it.
     """
 
-    global_batch_size: int = setting(64, BATCH, decides=True)
+    global_batch_size: int = setting(64, BATCH, decides=True, panel=BATCH_AND_RATE)
     """Samples of one optimizer step, over all devices and micro-batches (default: the task's)."""
-    epochs: int | None = setting(None, COUNT)
+    epochs: int | None = setting(None, COUNT, panel=LENGTH_AND_LOGS)
     """Passes over the training data (default: the task's)."""
-    max_steps: int | None = setting(None, COUNT)
+    max_steps: int | None = setting(None, COUNT, panel=LENGTH_AND_LOGS)
     """Optimizer steps, instead of epochs (default: the task's)."""
-    ckpt_every: int | None = setting(None, COUNT)
+    ckpt_every: int | None = setting(None, COUNT, panel=LENGTH_AND_LOGS)
     """Optimizer steps between two checkpoints, each after a validation (default: the task's, or
     each epoch and every 500)."""
-    metric: str | None = None
+    metric: str | None = setting(None, panel=VALIDATION)
     """Metrics of the validation by name, separated by commas (macro_f1, auc, qwk, rmse, map@3; a
     function of yours as max:FILE.py:FUNCTION); the first decides the best checkpoint."""
     best_metric: str | None = None
@@ -63,7 +68,7 @@ class TaskSettings:
     min:NAME or max:NAME (default: the first of --metric, else valid_loss)."""
     early_stopping: int | None = setting(None, Range(0, LARGEST_COUNT))
     """Validations without a better best_metric after which training stops (default: never)."""
-    lr: float = setting(1e-3, FROM_ZERO, decides=True)
+    lr: float = setting(1e-3, FROM_ZERO, decides=True, panel=BATCH_AND_RATE)
     """Peak learning rate (default: the task's)."""
     schedule: Schedule = setting("constant", decides=True)
     """Learning rate after the warm-up: constant, linear or cosine."""
@@ -100,38 +105,52 @@ class TrainConfig(TaskSettings, HardwareOptions):
     The options of training commands are made from these fields and their docstrings.
     """
 
-    data_path: str = "./data"
+    data_path: str = setting("./data", panel=RUN_FOLDER)
     """Folder of the data."""
-    results_dir: str | None = None
+    results_dir: str | None = setting(None, panel=RUN_FOLDER)
     """The run folder itself (default: the task's)."""
-    global_seed: int = setting(0, SEED, decides=True)
+    global_seed: int = setting(0, SEED, decides=True, panel=LENGTH_AND_LOGS)
     """Seed of the weights, the order of the data, each sample's draws and dropout."""
-    log_every: int = setting(50, COUNT)
+    log_every: int = setting(50, COUNT, panel=LENGTH_AND_LOGS)
     """Optimizer steps between two log lines."""
-    track: TrackerName = "tensorboard"
+    track: TrackerName = setting("tensorboard", panel=LENGTH_AND_LOGS)
     """Library that gets the metrics beside TensorBoard's event files: wandb or trackio."""
-    num_workers: int | None = setting(None, Range(0, 1024))
+    num_workers: int | None = setting(None, Range(0, 1024), panel=LENGTH_AND_LOGS)
     """DataLoader workers over all ranks of this host (default: from the cores, none on a CPU)."""
     loader_timeout: float = setting(600.0, Range(1, 30 * 86400, whole=False))
     """Seconds that a batch of the DataLoader workers is waited for."""
-    accumulate: int | None = setting(None, BATCH)
+    accumulate: int | None = setting(None, BATCH, panel=BATCH_AND_RATE)
     """Gradient accumulation steps (default: the fewest that memory allows)."""
     beta1: float = setting(0.9, DECAY, decides=True)
     """First moment decay of Adam and Lion."""
     beta2: float = setting(0.999, DECAY, decides=True)
     """Second moment decay of Adam; of Lion's one moment."""
-    check_bf16: bool = False
+    check_bf16: bool = setting(False, panel=HARDWARE)
     """Compare one step in bf16 and fp32 before training."""
-    profile: bool = False
+    profile: bool = setting(False, panel=HARDWARE)
     """Write a trace of a few steps into the run folder."""
-    resume: bool = True
+    resume: bool = setting(True, panel=RUN_FOLDER)
     """Resume the run in the run folder, if there is one; --no-resume sets it aside."""
-    resume_from: str | None = None
+    resume_from: str | None = setting(None, panel=RUN_FOLDER)
     """A read-only run folder to start from."""
-    init_from: str | None = None
+    init_from: str | None = setting(None, panel=RUN_FOLDER)
     """A run whose best (EMA) weights a new run begins with; all else begins anew."""
-    max_time: float | None = setting(None, Range(1, 10 * 365 * 86400, whole=False))
+    max_time: float | None = setting(
+        None, Range(1, 10 * 365 * 86400, whole=False), panel=LENGTH_AND_LOGS, unit="DURATION"
+    )
     """Time after which the run stops with a checkpoint (8h30m)."""
+
+
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    panel: tuple(f.name for f in fields(TrainConfig) if f.metadata.get("panel") == panel)
+    for panel in PANELS
+}
+"""Settings that have an option by panel; `--set` reaches the others."""
+
+
+def option_name(name: str) -> str:
+    """How a command is given a setting: `--lr`, `--set beta1`."""
+    return flag(name) if any(name in names for names in OPTIONS.values()) else f"--set {name}"
 
 
 _DECIDING = [entry for entry in fields(TrainConfig) if entry.metadata.get("decides")]

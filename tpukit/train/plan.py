@@ -81,11 +81,10 @@ class TrainingRequest:
         return [self.folder.path, *([run_folder(source).path] if source else [])]
 
 
-@dataclass(frozen=True)
-class RunPlan:
-    """What is run: decided before the first step, the same in every rank."""
+@dataclass(frozen=True, kw_only=True)
+class RunPlan(TrainingRequest):
+    """The request with what is decided before the first step, the same in every rank."""
 
-    request: TrainingRequest
     datasets: Datasets
     batches: BatchPlan
     split: BatchSplit
@@ -101,18 +100,6 @@ class RunPlan:
     them. None if unknown."""
     choice: tuple[str, str] | None = None
     """The name of the form that memory chose among the task's, and the reason."""
-
-    @property
-    def task(self) -> Task:
-        return self.request.task
-
-    @property
-    def config(self) -> TrainConfig:
-        return self.request.config
-
-    @property
-    def folder(self) -> RunFolder:
-        return self.request.folder
 
     def step_batches(
         self, backend: Backend, start: int, stop: int | None = None,
@@ -213,7 +200,7 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
             batches.split(part, backend.rank, backend.world_size)
     total = config.max_steps or math.ceil((config.epochs or 1) * batches.steps_per_epoch())
     return RunPlan(
-        request=replace(request, task=task),
+        **{**vars(request), "task": task},
         datasets=datasets,
         batches=batches,
         split=split,

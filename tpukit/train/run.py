@@ -183,7 +183,7 @@ def _open_log(
 ) -> tuple[RunLog, Callable[[], object]]:
     """What rank 0 writes beside checkpoints until `stack` ends: its log, and what renews the report
     and the copy at an address after each of them."""
-    folder, command = plan.folder, plan.request.command
+    folder, command = plan.folder, plan.command
     cut_metrics(folder, learner.steps_done)
     tables = _config_tables(plan, learner.backend)
     write_config(folder, tables)
@@ -209,7 +209,7 @@ def _interrupted(engine: Engine, result: TrainingResult, number: int) -> Interru
         " written."
         if result.steps
         else "Stopped in the first step: nothing is saved.",
-        f"Go on with: {engine.plan.request.command}",
+        f"Go on with: {engine.plan.command}",
         signal_number=number,
     )
 
@@ -246,13 +246,12 @@ def _resume_stream(stream: StreamPlan, state: RunState, log: Callable[[str], Non
 
 # -- reporting -----------------------------------------------------------------------------------
 def _config_tables(plan: RunPlan, backend: Backend) -> dict[str, Mapping[str, Any]]:
-    request = plan.request
     return {
-        "train": asdict(request.config),
+        "train": asdict(plan.config),
         "task": {
-            "name": request.task.name,
-            "source": type(request.task).source,
-            **request.task_settings,
+            "name": plan.task.name,
+            "source": type(plan.task).source,
+            **plan.task_settings,
         },
         "decided": {
             **backend.describe(),
@@ -338,4 +337,4 @@ def _log_end(engine: Engine, result: TrainingResult, log: RunLog) -> None:
         name = signal.Signals(engine.stopped_by).name
         log.note(f"Stopped by {name} after step {result.steps}; the checkpoint is written.")
     else:
-        log.text(f"Time is up after step {result.steps}. Go on with: {plan.request.command}")
+        log.text(f"Time is up after step {result.steps}. Go on with: {plan.command}")

@@ -7,12 +7,13 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from enum import EnumType
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import typer
 
 from tpukit.errors import ConfigError
-from tpukit.io.ranges import flag, range_problems
+from tpukit.io.ranges import flag, flags, range_problems
 from tpukit.io.units import parse_bytes, parse_duration
 from tpukit.registry.declared import source_of
 
@@ -21,31 +22,26 @@ Given = dict[str, Any]
 """Options by field name; those that were not given are left out."""
 
 PLAIN_TYPES = (bool, int, float, str, Path)
-FLAGS = {"devices": ("--devices", "--nproc"), "settings": ("--set",), "inputs": ("--input",)}
-"""Options that are not named as their field alone is."""
-PARSERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
-    "max_time": (parse_duration, "DURATION"),
-    "collective_timeout": (parse_duration, "DURATION"),
-    "time_limit": (parse_duration, "DURATION"),
-    "trial_time": (parse_duration, "DURATION"),
-    "memory_limit": (parse_bytes, "SIZE"),
-}
-"""Fields whose option has a unit, and how its value is shown in `--help`."""
+UNITS: Mapping[str, Callable[[str], Any]] = {"DURATION": parse_duration, "SIZE": parse_bytes}
+"""Units of fields, as `--help` shows their values, and what reads these."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OptionSet:
     """Parameters of a command that stand for fields of a config; see `options_of`."""
 
-    parameters: Sequence[inspect.Parameter]
+    parameters: Sequence[inspect.Parameter] = ()
+    takes_own: bool = False
+    """Whether the options of the task that the command line names belong to it."""
+    read: Callable[[Given], Any] | None = None
+    """What the command receives of what was given; None: a dict, or the annotated dataclass."""
 
 
-OWN = OptionSet(())
-OwnOptions = Annotated[Given, OWN]
+OwnOptions = Annotated[Given, OptionSet(takes_own=True)]
 """The parameter of a command that receives the options of a task."""
 
 
-def options_of(config: type, panels: Mapping[str | None, Sequence[str]] | None = None) -> OptionSet:
+def options_of(config: type, panels: Mapping[Any, Sequence[str]] | None = None) -> OptionSet:
     """Typer options for some fields of a config dataclass, by the panels that `--help` shows.
 
     Without `panels` for all, in the panel of every option.
@@ -60,7 +56,7 @@ def options_of(config: type, panels: Mapping[str | None, Sequence[str]] | None =
     fields = {field.name: field for field in dataclasses.fields(config)}
     return OptionSet([
         option_parameter(name, hints[name], help_text(docs[name], field.default), field.default,
-                         panel, field.metadata.get("metavar"))
+                         panel, field.metadata)
         for panel, names in (panels or {None: [*fields]}).items()
         for name, field in ((name, fields[name]) for name in names)
     ])  # fmt: skip
@@ -79,19 +75,27 @@ def help_text(doc: str, default: Any) -> str:
 
 
 def option_parameter(
-    name: str, hint: Any, text: str, default: Any, panel: str | None, shown: str | None = None
+    name: str,
+    hint: Any,
+    text: str,
+    default: Any,
+    panel: str | None,
+    facts: Mapping[str, Any] = MappingProxyType({}),
 ) -> inspect.Parameter:
-    """A parameter that typer reads as the option of a field; its value is None if not given."""
+    """A parameter that typer reads as the option of a field; its value is None if not given.
+
+    facts: the field's metadata; see `setting`.
+    """
     hint = next((part for part in _parts(hint) if part is not type(None)), hint)
-    parser, metavar = PARSERS.get(name, (None, None))
-    kind: Any = str
+    metavar = facts.get("unit")
+    parser, kind = UNITS.get(metavar or ""), cast(Any, str)
     if get_origin(hint) is Literal:
         metavar = "|".join(map(str, get_args(hint)))
     elif hint in PLAIN_TYPES or get_origin(hint) is list or isinstance(hint, EnumType):
-        kind, metavar = hint, metavar or shown
+        kind, metavar = hint, metavar or facts.get("metavar")
     else:
         parser, metavar = read_value, "VALUE"
-    names = FLAGS.get(name, (flag(name),))
+    names = flags(name)
     if kind is bool and default is not False:
         names = (f"{flag(name)}/{flag(f'no-{name}')}",)
     if parser is not None:
@@ -137,8 +141,8 @@ def with_option_sets(command: Command, own: Sequence[inspect.Parameter] = ()) ->
     It receives what was given, as a dict or built as the dataclass that it is annotated with. Typer
     sees one flat signature.
 
-    own: what the set `OWN` stands for, known when a command line is read: the options that a task
-        declares. Those whose name the command has already are left out.
+    own: the options that a task declares, known when a command line is read, for the set that
+        takes them. Those whose name the command has already are left out.
     """
     hints = get_type_hints(command, include_extras=True)
     sets = {name: found for name, hint in hints.items() if (found := _option_set(hint))}
@@ -150,16 +154,19 @@ def with_option_sets(command: Command, own: Sequence[inspect.Parameter] = ()) ->
             parameters.append(parameter.replace(annotation=hints[name]))
     taken = {parameter.name for parameter in parameters}
     own = [parameter for parameter in own if parameter.name not in taken]
-    sets = {name: OptionSet(own) if found is OWN else found for name, found in sets.items()}
     parameters += own
 
     @functools.wraps(command)
     def flat(**values: Any) -> Any:
         for name, options in sets.items():
-            given = {p.name: values.pop(p.name) for p in options.parameters}
+            members = [*options.parameters, *(own if options.takes_own else ())]
+            given = {p.name: values.pop(p.name) for p in members}
             given = {n: v for n, v in given.items() if v is not None}
             kind = get_args(hints[name])[0]
-            values[name] = _built(kind, given) if dataclasses.is_dataclass(kind) else given
+            if options.read is not None:
+                values[name] = options.read(given)
+            else:
+                values[name] = _built(kind, given) if dataclasses.is_dataclass(kind) else given
         return command(**values)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]

@@ -7,26 +7,27 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpukit.commands.options.option_sets import Given, options_of, read_value
+from tpukit.commands.options.option_sets import Given, OptionSet, options_of, read_value
 from tpukit.errors import ConfigError
 from tpukit.hardware.detect import EMULATED_KERNELS
-from tpukit.hardware.options import HardwareOptions, Kind
+from tpukit.hardware.options import HARDWARE, HardwareOptions, Kind
 from tpukit.hardware.select import find_kind
-from tpukit.io.ranges import flag
 from tpukit.io.remote import address_of
 from tpukit.train.config import (
+    OPTIONS,
     ConfigFile,
     TrainConfig,
     build,
     merge,
     nearest,
+    option_name,
     preset_values,
     read_config_file,
     resolve,
@@ -40,29 +41,8 @@ DEFAULT_EPOCHS = 10
 """Epochs of a task that names neither epochs nor steps."""
 RESERVED = frozenset(("name", "source"))
 """What a run's config.toml keeps of the task itself, beside its settings."""
-HARDWARE = "Hardware"
 DECIDING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", EMULATED_KERNELS)
 """Environment variables that decide the hardware; the command that resumes a run sets them too."""
-TRAINING_PANELS = {
-    "Batch and rate": ("global_batch_size", "accumulate", "lr"),
-    "Validation": ("metric",),
-    "Length and logs": ("epochs", "max_steps", "max_time", "log_every", "ckpt_every",
-                        "global_seed", "num_workers", "track"),
-    HARDWARE: ("hw", "devices", "precision", "shard", "kernels", "step_mode", "compile",
-               "compile_cache", "check_bf16", "deterministic", "memory_limit", "max_restarts",
-               "collective_timeout", "master_port", "profile"),
-    "Run folder": ("data_path", "results_dir", "resume", "resume_from", "init_from"),
-}  # fmt: skip
-"""Fields of TrainConfig that have an option; `--set` reaches the others."""
-
-
-def option_name(field: str) -> str:
-    """How a command is given a field of TrainConfig: `--lr`, `--set beta1`."""
-    has_option = any(field in fields for fields in TRAINING_PANELS.values())
-    return flag(field) if has_option else f"--set {field}"
-
-
-TrainingOptions = Annotated[Given, options_of(TrainConfig, TRAINING_PANELS)]
 PlanOption = Annotated[
     str | None,
     typer.Option(rich_help_panel=HARDWARE, help="Ask the TPU compiler (v5e-8, ...) and exit."),
@@ -86,23 +66,22 @@ class SettingSources:
     """NAME=VALUE: any other training or task setting."""
 
 
-SourceOptions = Annotated[
-    SettingSources, options_of(SettingSources, {"Settings": ("preset", "config", "settings")})
-]
-
-
 @dataclass(frozen=True)
 class GivenSettings:
     """What a user gave, from options, `--set`, file and preset; no task is imported yet."""
 
-    train: Mapping[str, Any]
+    train: dict[str, Any]
     """Training settings from options and `--set`."""
-    task: Mapping[str, Any]
+    task: dict[str, Any]
     """The task's settings from options and `--set`."""
     file: ConfigFile
     preset: str | None
     command: str = "the same call"
     """Command that resumes the run."""
+
+    def get(self, name: str) -> Any:
+        """A training setting that was given by an option, `--set` or the file; None: it was not."""
+        return self.train.get(name) or self.file.train.get(name)
 
     def hardware(self) -> HardwareOptions:
         """The hardware part, before a task that may import torch is imported."""
@@ -215,21 +194,36 @@ def default_folder(task: type[Task]) -> str:
     return str(vars(task).get("folder") or f"results/{task.name}")
 
 
-def read_settings(
-    given: Given, sources: SettingSources, task_options: Mapping[str, Any]
-) -> GivenSettings:
-    """What a command was given; `task_options` are the task's own options (None: not given)."""
+def read_settings(given: Given, sources: SettingSources) -> GivenSettings:
+    """What a command was given: training settings and the task's own, by name."""
     names = {field.name for field in dataclasses.fields(TrainConfig)}
-    settings = parse_settings(sources.settings or [])
-    train = {name: value for name, value in settings.items() if name in names}
-    task = {name: value for name, value in task_options.items() if value is not None}
-    task |= {name: value for name, value in settings.items() if name not in names}
+    pairs = parse_settings(sources.settings or [])
     file = read_config_file(sources.config) if sources.config else ConfigFile({}, {})
     set_here = [f"{name}={os.environ[name]}" for name in DECIDING if name in os.environ]
     # --no-resume again would set the stopped run aside.
     words = [word for word in sys.argv[1:] if word != "--no-resume"]
     command = shlex.join([*set_here, "tpukit", *words])
-    return GivenSettings(merge(given, train), task, file, sources.preset, command)
+    train = [{n: v for n, v in layer.items() if n in names} for layer in (given, pairs)]
+    task = {n: v for n, v in {**given, **pairs}.items() if n not in names and v is not None}
+    return GivenSettings(merge(*train), task, file, sources.preset, command)
+
+
+def settings_options(panels: Mapping[str, Sequence[str]]) -> OptionSet:
+    """The options that a command makes GivenSettings of: training settings by panel, their further
+    sources, the task's own."""
+    sources = options_of(SettingSources, {"Settings": ("preset", "config", "settings")})
+    names = [parameter.name for parameter in sources.parameters]
+
+    def read(given: Given) -> GivenSettings:
+        own = {name: given.pop(name) for name in names if name in given}
+        return read_settings(given, SettingSources(**own))
+
+    parameters = [*options_of(TrainConfig, panels).parameters, *sources.parameters]
+    return OptionSet(parameters, takes_own=True, read=read)
+
+
+TrainingSettings = Annotated[GivenSettings, settings_options(OPTIONS)]
+"""The parameter of a training command that receives its settings."""
 
 
 def parse_settings(pairs: list[str]) -> dict[str, Any]:

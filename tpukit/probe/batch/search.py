@@ -67,11 +67,11 @@ class SearchSettings:
     """Part of the memory that the recommended batch leaves free."""
     global_batch_size: int | None = setting(None, BATCH)
     """Find the gradient accumulation steps that reach this global batch size (default: none)."""
-    time_limit: float | None = setting(None, MONTH)
+    time_limit: float | None = setting(None, MONTH, unit="DURATION")
     """Time after which a trial is ended (default: 10m on a CPU; 30m where programs compile)."""
-    trial_time: float | None = setting(None, MONTH)
+    trial_time: float | None = setting(None, MONTH, unit="DURATION")
     """Start no trial that would take longer (default: 2m on a CPU, else the time limit)."""
-    max_time: float | None = setting(None, MONTH)
+    max_time: float | None = setting(None, MONTH, unit="DURATION")
     """Start no trial after this time (default: 15m on a CPU)."""
     exact: bool = False
     """With --target, find the largest batch to the last sample (default: within 10 %)."""
