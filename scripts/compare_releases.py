@@ -1,6 +1,6 @@
 """Writes what the releases of a library lost and gained: tpukit/knowledge/tables/releases/.
 
-    python scripts/compare_releases.py --wheels FOLDER trl transformers ...
+    python scripts/compare_releases.py --wheels FOLDER peft transformers ...
 
 FOLDER has the files that `pip download --no-deps` gave (wheels or source archives), one for each
 release to compare; nothing is imported. A release is named by its first two numbers (`--numbers`),
@@ -9,12 +9,20 @@ from its own library, or keeps as deprecated ones), the attributes and arguments
 and the arguments of public functions. What the older code itself says about a deprecated name (`X`
 is deprecated, use `Y`) becomes its successor; a name that is defined in another module afterwards
 has moved there.
+
+A line of the table is a module: `<5.0` before the names that 5.0 is the first to lack, `>=5.0`
+before those that it is the first to have, `name>new` with the successor. What comes or goes with
+its class or method is not listed again. `skipped` are the releases between those compared, as pip
+lists them: no bound is given beyond the first of them.
 """
 
 import argparse
 import ast
 import hashlib
+import json
 import re
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections import defaultdict
@@ -25,27 +33,28 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 TABLES = Path(__file__).parents[1] / "tpukit/knowledge/tables/releases"
-IMPORTED = {
-    "rsl_rl_lib": "rsl_rl", "scikit_learn": "sklearn", "ms_swift": "swift",
-    "google_tunix": "tunix", "pyannote_audio": "pyannote", "orbax_checkpoint": "orbax",
-    "vllm_tpu": "vllm", "pillow": "PIL",
-}  # fmt: skip
-"""What is imported, where the distribution has another name."""
 SKIPPED = re.compile(
     r"(?:^|/)(?:tests?|testing|examples|benchmarks?|docs|_?vendor|third_?party)/"
     r"|/test_|convert_|modular_|/conftest|/dummy_\w+_objects"
-    r"|^sglang/(?:multimodal_gen|jit_kernel|kernels)/"
 )
-LARGE = re.compile(
-    r"/models/\w+/(?:modeling|(?:image_|video_)?processing)_\w+\.py$"
-    r"|/(?:model_executor|srt)/models/.*\w\.py$"
-)
+LARGE = re.compile(r"/models/\w+/(?:modeling|(?:image_|video_)?processing)_\w+\.py$")
 """Files of single models, of which only the names at the margin are read."""
 INNER = re.compile(
-    r"^jax\._src\.(?!pallas)|^(?!jax\._src).*(?:^|\.)_"
-    r"|testing|\.(?:cli|commands|exporters)(?:\.|$)|conversion_mapping|^transformers\.models\."
+    r"(?<!^jax)\._|testing|conversion_mapping|core_model_loading|mosaic[._]gpu|^transformers\.models\."
+    r"|^jax\._src\.(?!pallas)|pallas\.triton"
+    r"|\.(?:cli|commands|exporters|continuous_batching|interpret)(?:\.|$)"
+    r"|(?:args_doc|auto_docstring|serialization_generated|mypy_plugin|f2py2e)$"
+    r"|^peft\.tuners\.(?!lora\b)\w+\."
 )
 """Modules whose names nobody's code takes by their place; JAX's kernels have no other one."""
+BASES = re.compile(r"Pre[Tt]rained\w*|\w*Base|\w*Mixin")
+"""Classes from which others derive."""
+MODEL = re.compile(r"[a-z]\w*\d\w*")
+"""timm's function for one model, which is asked for by `create_model`."""
+NEWEST = ("--python-version", "3.13", "--only-binary", ":all:")
+"""pip lists the releases for this Python: the newest ones need a newer one than this script."""
+ROW = 1000
+"""Characters of a line after which the next release has a line of its own."""
 TOP_LEVEL = re.compile(r"^(?:class |def )?([A-Za-z]\w*)(?=\(|:| = )", re.MULTILINE)
 OFFERED = re.compile(r"^__all__ \+?= \[([^\]]*)\]", re.MULTILINE)
 NAME = re.compile(r"[\"'](\w+)[\"']")
@@ -331,10 +340,12 @@ def numbered(folder: Path, distribution: str, numbers: int) -> dict[str, Path]:
     return {".".join(number.split(".")[:numbers]): path for number, path in files}
 
 
-def compare(
-    releases: list[Release],
-) -> tuple[dict[str, dict[str, set[str]]], dict[str, dict[str, set[str]]]]:
-    """Release -> module -> names that it has no more, and that it is the first to have."""
+Rows = dict[str, dict[tuple[str, str], set[str]]]
+"""Module -> (`<` or `>=`, release) -> names."""
+
+
+def compare(releases: list[Release]) -> Rows:
+    """What each release has no more (`<`), and what it is the first to have (`>=`)."""
     gone: dict[tuple[str, str], str] = {}
     came: dict[tuple[str, str], str] = {}
     moved: dict[tuple[str, str], str] = {}
@@ -354,49 +365,101 @@ def compare(
             if before.knows(module, token) and not before.has(module, token):
                 came.setdefault((module, token), after.number)
     last = releases[-1]
-    lost: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    rows: Rows = defaultdict(lambda: defaultdict(set))
     for (module, token), number in gone.items():
-        if _is_noise(token) or last.has(module, token):
-            continue
-        if not last.knows(module, token) and "." in token:
+        if last.has(module, token) or (not last.knows(module, token) and "." in token):
             continue
         if module not in last.modules and module and "." not in token and not moved[module, token]:
             continue
-        name = token.rpartition(".")[2]
-        new = moved[module, token] or said.get(name, "")
+        new = moved[module, token] or said.get(token.rpartition(".")[2], "")
         is_none = new in ("", token, f"{module}.{token}") or ".experimental." in new
-        lost[number][module].add(token if is_none else f"{token}>{new}")
-    gained: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        rows[module]["<", number].add(token if is_none else f"{token}>{new}")
     for (module, token), number in came.items():
-        if not _is_noise(token) and (module, token) not in gone:
-            gained[number][module].add(token)
-    return lost, gained
+        if (module, token) not in gone:
+            rows[module][">=", number].add(token)
+    return rows
 
 
-def _is_noise(token: str) -> bool:
-    return token.rpartition(".")[2] in ("logger", "_", "args", "kwargs") or token.startswith(
-        ("T_", "is_torch_greater")
+def is_noise(sign: str, module: str, token: str) -> bool:
+    """Whether no code outside of the library asks for the name."""
+    last = token.rpartition(".")[2]
+    is_model = re.match(r"timm$|timm\.models(?!\.layers)", module) is not None
+    return (
+        len(last) < 2
+        or last in ("logger", "args", "kwargs")
+        or token.startswith(("T_", "is_torch_greater"))
+        or (sign == ">=" and last.startswith("_"))
+        or (is_model and MODEL.fullmatch(token) is not None)
     )
 
 
-def text_of(by_module: dict[str, set[str]]) -> list[str]:
-    kept = {module: names for module, names in by_module.items() if not INNER.search(module)}
-    return [f"{module}: {' '.join(sorted(names))}" for module, names in sorted(kept.items())]
+def kept(rows: Rows) -> Rows:
+    """The names that somebody may ask for, each once: an attribute of a class or an argument of a
+    method that comes or goes with it is not listed."""
+    found: Rows = defaultdict(dict)
+    for module, names_of in rows.items():
+        for bound, names in names_of.items() if not INNER.search(module) else ():
+            own = set()
+            for name in names:
+                token = name.partition(">")[0]
+                parts = token.split(".")
+                # Who derives from a base that went, or has another name now, lacks its attributes.
+                is_base = bound[0] == "<" and BASES.fullmatch(parts[0]) is not None
+                owners = [".".join(parts[:end]) for end in range(1, len(parts)) if not is_base]
+                if not is_noise(bound[0], module, token) and names.isdisjoint(owners):
+                    own.add(name)
+            if own:
+                found[module][bound] = own
+    return found
 
 
-def write(library: str, releases: list[Release]) -> None:
-    lost, gained = compare(releases)
+def lines_of(rows: Rows) -> Iterator[str]:
+    """The lines of the table, by module; of one module the newest release first."""
+
+    def newest(bound: tuple[str, str]) -> tuple[list[int], str]:
+        return [-int(n) for n in bound[1].split(".")], bound[0]
+
+    for module, names_of in sorted(rows.items()):
+        line = f"{module}:"
+        for sign, number in sorted(names_of, key=newest):
+            part = f" {sign}{number} {' '.join(sorted(names_of[sign, number]))}"
+            if len(line) + len(part) > ROW and line[-1] != ":":
+                yield line
+                line = f"{module}:"
+            line += part
+        yield line
+
+
+def between(distribution: str, compared: list[str]) -> list[str]:
+    """The releases that pip lists between the first and the last compared, as they are named."""
+    command = [sys.executable, "-m", "pip", "index", "versions", *NEWEST, distribution]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    versions = re.findall(r"[\d.]+", listed.partition("Available versions:")[2].partition("\n")[0])
+    numbers = max(number.count(".") for number in compared) + 1
+    parts = [version.split(".") for version in versions]
+    named = {".".join(part[:numbers]) for part in parts if len(part) >= numbers}
+
+    def key(number: str) -> list[int]:
+        return [int(n) for n in number.split(".")]
+
+    first, last = key(compared[0]), key(compared[-1])
+    return sorted((n for n in named - {*compared} if first < key(n) < last), key=key)
+
+
+def write(library: str, compared: list[str], skipped: list[str], rows: Rows) -> Path:
+    TABLES.mkdir(exist_ok=True)
+    path = TABLES / f"{library}.toml"
     lines = [
         "# By scripts/compare_releases.py: names that a release is the first to lack or to have.",
         f'library = "{library}"',
-        f"compared = [{', '.join(chr(34) + r.number + chr(34) for r in releases)}]",
+        f"compared = {json.dumps(compared)}",
+        f"skipped = {json.dumps(skipped)}",
+        "names = '''",
+        *lines_of(kept(rows)),
+        "'''",
     ]
-    for found in reversed(releases):
-        for kind, names in (("removed", lost), ("added", gained)):
-            if rows := text_of(names.get(found.number, {})):
-                lines += ["", f'[{kind}."{found.number}"]', "names = '''", *rows, "'''"]
-    TABLES.mkdir(exist_ok=True)
-    (TABLES / f"{library}.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
 
 
 def main() -> None:
@@ -405,17 +468,17 @@ def main() -> None:
     parser.add_argument("--numbers", type=int, default=2)
     parser.add_argument("libraries", nargs="+")
     options = parser.parse_args()
-    for distribution in options.libraries:
-        library = IMPORTED.get(distribution, distribution)
+    for library in options.libraries:
         cache: dict[str, Module] = {}
         found = [
             release(number, path, library, cache)
-            for number, path in numbered(options.wheels, distribution, options.numbers).items()
+            for number, path in numbered(options.wheels, library, options.numbers).items()
         ]
         if len(found) < 2:
-            raise SystemExit(f"{options.wheels}: fewer than two releases of {distribution}")
-        write(library, found)
-        print(library, len(found), (TABLES / f"{library}.toml").stat().st_size)
+            raise SystemExit(f"{options.wheels}: fewer than two releases of {library}")
+        compared = [one.number for one in found]
+        path = write(library, compared, between(library, compared), compare(found))
+        print(library, len(found), path.stat().st_size)
 
 
 if __name__ == "__main__":

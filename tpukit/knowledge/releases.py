@@ -2,11 +2,11 @@
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpukit.knowledge.calls import old_calls
 
@@ -32,8 +32,7 @@ def owner(name: str, asking: Iterable[str] = ()) -> str:
     others one of the packages `asking` for it; empty where its name does not tell."""
     first = name.partition(".")[0] or " "
     fits = [lib for lib, row in libraries().items() if re.fullmatch(row.get("classes", ""), first)]
-    own = re.compile(rf" {re.escape(first)}(?![\w>])")
-    near = (of for of in asking if of in fits or any(own.search(row[2]) for row in _history(of)))
+    near = (of for of in asking if of in fits or _history(of).knows(first))
     return next(near, next(iter(fits), ""))
 
 
@@ -103,31 +102,24 @@ def _lost_in_releases(place: str, name: str, release: str) -> Lost | None:
 
 
 def _changes(library: str, where: str, token: str, name: str, release: str) -> Iterator[Lost]:
-    """What a library's table says of a name."""
+    """What a library's table says of a name: what it lost first, the newest release first."""
     last = name.rpartition(".")[2]
-    for sign, number, names in _history(library):
-        found = last in names and _found(where, token, last, names)
+    history = _history(library)
+    found = [c for c in history.of(last) if re.fullmatch(where, c.module)]
+    found = [change for change in found if re.fullmatch(token, change.name)]
+    for change in sorted(found, key=lambda c: (c.sign, [-n for n in _numbers(c.release)])):
         # A short name, or a base class's, that came later was perhaps added to another class only.
-        whole = names[names.rfind(" ", 0, found.start()) + 1 : found.start()] if found else ""
-        is_short = re.fullmatch(rf".*\.[a-z]{{1,8}}|(?:{_BASES})\..*", whole + last)
-        is_weak = sign == ">=" and not release and is_short
-        if found and not is_weak and not (release and (sign == "<") != _is_since(release, number)):
-            new = libraries().get(library, {}).get("new", {}).get(name) or found[1] or ""
-            said = (
-                f"{library} {number} has it no more" if sign == "<" else f"since {library} {number}"
-            )
-            yield Lost(said, new, library, sign + number)
-
-
-def _found(where: str, token: str, last: str, names: str) -> re.Match[str] | None:
-    """The `last` part of a name in the names by module (the text is long: no search by line)."""
-    for match in re.finditer(rf"{re.escape(last)}(?:>(\S+))?(?= |$)", names, re.MULTILINE):
-        start = names.rfind(" ", 0, match.start()) + 1
-        line = names.rfind("\n", 0, start) + 1
-        is_it = re.fullmatch(token, names[start : match.start() + len(last)])
-        if is_it and re.compile(f"{where}: ").match(names, line):
-            return match
-    return None
+        is_short = re.fullmatch(rf".*\.[a-z]{{1,8}}|(?:{_BASES})\..*", change.name)
+        if change.sign == ">=" and not release and is_short:
+            continue
+        if release and (change.sign == "<") != _is_since(release, change.release):
+            continue
+        new = libraries().get(library, {}).get("new", {}).get(name) or change.new
+        is_gone = change.sign == "<"
+        number = change.release
+        said = f"{library} {number} has it no more" if is_gone else f"since {library} {number}"
+        bound = history.first_unknown(number) if is_gone else number
+        yield Lost(said, new, library, change.sign + bound)
 
 
 def _forms(place: str, name: str) -> Iterator[tuple[str, str]]:
@@ -138,7 +130,8 @@ def _forms(place: str, name: str) -> Iterator[tuple[str, str]]:
         # A plug-in's class derives from one of that kind: AiterBackend from AttentionBackend.
         kind = _KIND.search(place)
         bases = rf"{_BASES}|\w*{kind[1]}(?:Base)?" if kind and "_" in name else _BASES
-        bases += "|TrainingArguments" * place.endswith("Config")
+        if place.endswith("Config"):
+            bases = "Pre[Tt]rainedConfig|TrainingArguments"
         if place[:1].isupper():
             yield r"\S*", rf"(?:{bases})\.{re.escape(name)}"
         return
@@ -150,19 +143,67 @@ def _forms(place: str, name: str) -> Iterator[tuple[str, str]]:
 
 def _is_since(release: str, number: str) -> bool:
     """Whether a release is at least another."""
-    first, second = ([int(n) for n in re.findall(r"\d+", text)] for text in (release, number))
+    first, second = _numbers(release), _numbers(number)
     return first[: len(second)] >= second
 
 
+def _numbers(release: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", release)]
+
+
+class _Change(NamedTuple):
+    """One name of a table of releases."""
+
+    module: str
+    name: str
+    new: str
+    sign: str
+    """`<` lost, `>=` gained."""
+    release: str
+    """The first that lacks it, or that has it."""
+
+
+@dataclass(frozen=True)
+class _History:
+    """The table of a library's releases, whose form scripts/compare_releases.py explains."""
+
+    names: str = ""
+    skipped: Sequence[str] = ()
+    compared: Sequence[str] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+    def knows(self, name: str) -> bool:
+        """Whether it has a class or a function, or what belongs to it."""
+        return re.search(rf" {re.escape(name)}(?![\w>])", self.names) is not None
+
+    def of(self, last: str) -> Iterator[_Change]:
+        """The names that are `last`, or end in it behind a class or a function."""
+        for line in self.names.splitlines() if last in self.names else ():
+            module, _, words = line.partition(": ")
+            sign = release = ""
+            for word in words.split() if last in words else ():
+                if bound := re.match(r"(<|>=)(\d.*)", word):
+                    sign, release = bound.groups()
+                    continue
+                name, _, new = word.partition(">")
+                if name.rpartition(".")[2] == last:
+                    yield _Change(module, name, new, sign, release)
+
+    def first_unknown(self, release: str) -> str:
+        """The first release of which it is not known that it has what this one lacks."""
+        of = list(self.compared)
+        before = _numbers(of[of.index(release) - 1]) if release in of[1:] else _numbers(release)
+        between = (n for n in self.skipped if before < _numbers(n) < _numbers(release))
+        return next(between, release)
+
+
 @cache
-def _history(library: str) -> list[tuple[str, str, str]]:
-    """(`<` removed or `>=` added, release, names by module); empty where no table knows it."""
+def _history(library: str) -> _History:
+    """What a library's releases lost and gained; empty where no table knows it."""
     path = _TABLES / "releases" / f"{library}.toml"
     if not library or not path.is_file():
-        return []
+        return _History()
     table = tomllib.loads(path.read_text(encoding="utf-8"))
-    return [
-        (sign, number, row["names"])
-        for kind, sign in (("removed", "<"), ("added", ">="))
-        for number, row in table.get(kind, {}).items()
-    ]
+    return _History(table["names"], table.get("skipped", ()), table.get("compared", ()))

@@ -58,8 +58,8 @@ def test_a_release_that_has_the_name_is_not_said_to_lack_it():
 
 def test_a_name_that_several_libraries_changed_is_told_of_none(monkeypatch):
     def history(library):
-        names = f"{library}.core: frob frob.speed"
-        return [("<", "0.3", names)] if library in ("timm", "peft") else []
+        is_changed = library in ("timm", "peft")
+        return releases._History(f"{library}.core: <0.3 frob frob.speed" if is_changed else "")
 
     monkeypatch.setattr(releases, "_history", history)
     assert lost_name("frob", "speed") is None
@@ -67,10 +67,22 @@ def test_a_name_that_several_libraries_changed_is_told_of_none(monkeypatch):
 
 
 def test_a_short_attribute_that_came_later_needs_the_release_that_lacks_it(monkeypatch):
-    names = "peft.v1: Checkpointer.restore Checkpointer.restore_all"
+    names = "peft.v1: >=0.12 Checkpointer.restore Checkpointer.restore_all"
     monkeypatch.setattr(
-        releases, "_history", lambda of: [(">=", "0.12", names)] if of == "peft" else []
+        releases, "_history", lambda of: releases._History(names if of == "peft" else "")
     )
     assert lost_name("Checkpointer", "restore") is None
     assert lost_name("Checkpointer", "restore", "0.11").range == ">=0.12"
     assert lost_name("Checkpointer", "restore_all").range == ">=0.12"
+
+
+def test_no_release_is_named_that_was_not_compared(monkeypatch):
+    """0.4.3 to 0.4.5 may have the name or not: the pin does not reach beyond 0.4.2."""
+    history = releases._History("jax: <0.4.6 frob <0.4.2 old", ["0.4.3", "0.4.4", "0.4.5"],
+                                ["0.4.1", "0.4.2", "0.4.6"])  # fmt: skip
+    monkeypatch.setattr(
+        releases, "_history", lambda of: history if of == "jax" else releases._History()
+    )
+    assert lost_name("jax", "frob").range == "<0.4.3"
+    assert lost_name("jax", "old").range == "<0.4.2"
+    assert lost_name("jax", "frob", "0.4.4") is None
