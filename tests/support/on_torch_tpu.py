@@ -377,40 +377,6 @@ def kernels():
     return {**found, **launches, "calls": calls}
 
 
-def operations(absent=""):
-    """How often each operation occurs in a step's program, of a device that is here or is not."""
-    from collections import Counter
-
-    from tpukit.hardware.eager.programs import RecordedPrograms
-    from tpukit.hardware.eager.recorder import graphs
-    from tpukit.hardware.step_programs import StepCall
-    from tpukit.probe.compiler.compile import program_text
-    from tpukit.probe.compiler.torch_tpu_trace import open_tracing, trace_step
-    from tpukit.tasks.images.task import ImagesTask
-    from tpukit.train.config import TrainConfig
-    from tpukit.train.learner import build_learner
-    from tpukit.train.task import PlanSettings
-
-    task = ImagesTask(model="test_convnext", image_size=32).for_probing()
-    config = TrainConfig(ema_decay=0.9)
-    if absent:
-        backend = open_tracing("bf16", shard=False, fused=False, topology="v5e:2x2")
-        # As the tests' hook does for the device that is here.
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        [program] = trace_step(task, config, backend, 4, accumulate=2).training
-        text = program_text(program)
-    else:
-        backend = opened("bf16", compile=True)
-        learner = build_learner(task, backend, task.build_model(backend), config)
-        batches = list(backend.batches(task.probe_batches(PlanSettings(4, 4, 1, 0))[:1] * 2))
-        programs, step = (
-            RecordedPrograms(backend.device, print),
-            StepCall(learner._step, batches, (1e-4, 0.5)),
-        )
-        text = graphs().serialize_mlir_text(programs.recorded(step, programs.inputs(step)).module)
-    return Counter(word for word in text.split() if word.startswith("stablehlo."))
-
-
 def opened_cpu():
     return open_backend(HardwareOptions(hw="cpu", precision="fp32", compile=False))
 

@@ -10,7 +10,6 @@ import torch
 from runs import SUPPORT, environment, on_torch_tpu, relative_difference
 
 from tpukit.hardware.detect import EMULATED_KERNELS
-from tpukit.probe.trials.evaluators import COMPILER_ENVIRONMENT
 
 pytestmark = pytest.mark.torch_tpu
 WAYS = {
@@ -175,13 +174,6 @@ def test_kernels_in_a_program_compute_attention_and_its_gradients():
     assert ours < 1e-5 and torchs < 2e-2
     # Each is recorded twice; torch's own attention is ours under autocast.
     assert found["calls"] == [{}, {}, {"causal": True}, {"causal": True}]
-
-
-def test_the_program_of_a_tpu_that_is_not_here_is_the_runs():
-    absent = run("on_torch_tpu.py", "operations", "absent", env=COMPILER_ENVIRONMENT).splitlines()[
-        -1
-    ]
-    assert json.loads(absent) == case("operations")
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.errors import HardwareError
-from tpukit.hardware.tpu_stack import TpuStack
 from tpukit.io.files import replacing_folder
 from tpukit.io.folders import cache_folder
 from tpukit.io.lock import exclusive
 from tpukit.knowledge.versions import installed_versions, jax_seen_with, same_release, seen_together
 
 PARTS = ("torch", "torch_xla", "torch_tpu", "jax", "jaxlib", "libtpu")
-STACKS: tuple[TpuStack, ...] = ("torch_xla", "torch_tpu")
+TRACED_BY = ("torch", "torch_xla", "libtpu")
 JAX_NEEDS = ("ml_dtypes", "opt_einsum")
 """What jax needs beside tpukit's own dependencies (numpy, scipy)."""
 OTHER_ENVIRONMENT = (
@@ -37,8 +36,6 @@ class Client:
     """What compiles for a TPU here."""
 
     versions: Mapping[str, str]
-    stack: TpuStack
-    """What traces the step."""
     folder: Path | None = None
     """Folder of jax; None: this environment."""
 
@@ -62,8 +59,14 @@ def find_client(log: Callable[[str], None] | None = None) -> Client:
     """
     _require_linux()
     versions = installed_versions(PARTS)
-    stack: TpuStack = "torch_tpu" if {*STACKS} & {*versions} == {"torch_tpu"} else "torch_xla"
-    missing = [name for name in ("torch", stack, "libtpu") if name not in versions]
+    if "torch_tpu" in versions and "torch_xla" not in versions:
+        raise HardwareError(
+            "the TPU compiler's step is traced by torch_xla, and this environment has torch_tpu, "
+            "which records no step without a TPU.",
+            OTHER_ENVIRONMENT,
+            id="no-plan-extra",
+        )
+    missing = [name for name in TRACED_BY if name not in versions]
     if missing:
         raise HardwareError(
             f"the TPU compiler needs {', '.join(missing)}, not installed in this environment.",
@@ -72,11 +75,11 @@ def find_client(log: Callable[[str], None] | None = None) -> Client:
         )
     fitting = jax_seen_with(versions)
     if not fitting:
-        raise _not_seen(versions, stack)
+        raise _not_seen(versions)
     here = versions.get("jax"), versions.get("jaxlib")
     if any(all(v and same_release(v, release) for v in here) for release in fitting):
-        return Client(versions, stack)
-    return _beside(versions, stack, fitting[0], log)
+        return Client(versions)
+    return _beside(versions, fitting[0], log)
 
 
 def _require_linux() -> None:
@@ -90,11 +93,13 @@ def _require_linux() -> None:
         )
 
 
-def _not_seen(versions: Mapping[str, str], stack: TpuStack) -> HardwareError:
-    here = ", ".join(f"{name} {versions[name]}" for name in ("torch", stack, "libtpu"))
-    known = {f"{name} {getattr(seen, name)} with libtpu {seen.libtpu}"
-             for seen in seen_together() for name in STACKS
-             if seen.jax and getattr(seen, name)}  # fmt: skip
+def _not_seen(versions: Mapping[str, str]) -> HardwareError:
+    here = ", ".join(f"{name} {versions[name]}" for name in TRACED_BY)
+    known = {
+        f"torch_xla {seen.torch_xla} with libtpu {seen.libtpu}"
+        for seen in seen_together()
+        if seen.jax and seen.torch_xla
+    }
     return HardwareError(
         f"the TPU compiler was not seen to work with {here}, but with {'; '.join(sorted(known))}.",
         OTHER_ENVIRONMENT,
@@ -102,12 +107,10 @@ def _not_seen(versions: Mapping[str, str], stack: TpuStack) -> HardwareError:
     )
 
 
-def _beside(
-    versions: Mapping[str, str], stack: TpuStack, release: str, log: Callable[[str], None] | None
-) -> Client:
+def _beside(versions: Mapping[str, str], release: str, log: Callable[[str], None] | None) -> Client:
     """jax of this release, kept in the cache folder for this Python."""
     folder = cache_folder() / "compiler" / f"jax-{release}-{sys.implementation.cache_tag}"
-    client = Client({**versions, "jax": release, "jaxlib": release}, stack, folder)
+    client = Client({**versions, "jax": release, "jaxlib": release}, folder)
     if folder.is_dir():
         return client
     if log is None:

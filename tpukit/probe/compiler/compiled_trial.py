@@ -1,7 +1,6 @@
 """Trials by the compiler: trace the training step, compile its programs, add up what they need."""
 
 import dataclasses
-import importlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from tpukit.io.folders import JsonCache, cache_folder
 from tpukit.io.units import GIB
 from tpukit.knowledge.versions import installed_versions
 from tpukit.probe.compiler import hlo
-from tpukit.probe.compiler.client import PARTS, find_client
+from tpukit.probe.compiler.client import PARTS
 from tpukit.probe.compiler.compile import (
     CompilerRefusedError,
     Program,
@@ -34,8 +33,6 @@ from tpukit.probe.trial import (
 from tpukit.train.config import TrainConfig
 from tpukit.train.task import Task
 
-TRACERS = {"torch_xla": "trace", "torch_tpu": "torch_tpu_trace"}
-"""The module that traces a step, by what traces it."""
 SURELY_LESS = 0.9
 """Part of training's memory below which an evaluation is compiled at the fast setting alone (which
 reports too little; see `FAST_EFFORT`)."""
@@ -108,8 +105,10 @@ class CompiledTrials:
         self.task = task
         self.config = config
         self.target = target
-        tracer = TRACERS[find_client().stack]
-        self.tracer = importlib.import_module(f"tpukit.probe.compiler.{tracer}")
+        # torch_xla reads its variables when it is imported.
+        from tpukit.probe.compiler import trace
+
+        self.tracer = trace
         self.compiler = CachedCompiler(target, JsonCache(cache_folder() / "compiled", FORMAT))
 
     def run(self, request: TrialRequest) -> Trial:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
-from tpukit.errors import HardwareError, JobError, TpukitError
+from tpukit.errors import JobError, TpukitError
 from tpukit.hardware.detect import EMULATED_KERNELS
 from tpukit.hardware.launch.child import Child, ChildDiedError, Death
 from tpukit.hardware.launch.holders import BUSY, PAUSES
@@ -221,11 +221,6 @@ class CompilerEvaluator(ChildEvaluator):
     ) -> None:
         client = find_client(log)
         self.versions = client.versions
-        if client.stack == "torch_tpu":
-            _check_one_device(target)
-            if client.folder is not None:
-                # Runs have kernels where the environment has jax.
-                config = dataclasses.replace(config, kernels="off")
         setup = TrialSetup(task, config, target.name)
         super().__init__(setup, target.devices, seconds or COMPILED_SECONDS)
         self.target = target
@@ -264,18 +259,6 @@ class CompilerEvaluator(ChildEvaluator):
             "This machine may have run out of memory (see `dmesg`): close other programs and run "
             "the same command again; what was compiled is kept.",
             id="compiler-killed",
-        )
-
-
-def _check_one_device(target: Target) -> None:
-    """Over several ranks a step runs on torch_tpu as several programs."""
-    if target.devices > 1:
-        raise HardwareError(
-            f"--target {target.name}: on torch_tpu a step over {target.devices} devices runs as"
-            " several programs, whose memory the compiler does not add up.",
-            "Ask for one device (v5e-1, v6e-1) and leave a margin, or for this slice in an"
-            " environment with torch_xla.",
-            id="torch-tpu-devices",
         )
 
 

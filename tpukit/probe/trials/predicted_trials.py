@@ -48,8 +48,8 @@ def target_here(options: HardwareOptions) -> Target | GpuTarget | None:
 
 
 def _tpu_here(options: HardwareOptions, hardware: Hardware) -> Target | None:
-    """None where the compiler does not know the TPU, or is not installed in its versions; with
-    torch_tpu, whose programs are recorded on a TPU that is not there."""
+    """None where the compiler does not know the TPU, or is not installed in its versions (with
+    torch_tpu it is not)."""
     tpu = hardware.tpu
     if tpu is None or tpu.generation is None or tpu.generation.compiler is None:
         return None
@@ -58,8 +58,7 @@ def _tpu_here(options: HardwareOptions, hardware: Hardware) -> Target | None:
     if count not in compiler.topologies:
         return None
     try:
-        if find_client().stack == "torch_tpu":
-            return None
+        find_client()
     except HardwareError:
         return None
     return find_target(f"{tpu.generation.name}-{count}")
