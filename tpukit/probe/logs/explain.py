@@ -19,6 +19,7 @@ from tpukit.probe.logs.quoting import LINES
 from tpukit.probe.logs.raised_causes import explain_logged, explain_raised
 from tpukit.probe.logs.ranking import StepsSeen, ranked
 from tpukit.probe.logs.tracebacks import TracebackReader
+from tpukit.probe.logs.whole_log import WholeLog
 
 _WHOLE_BYTES = 4 << 20
 """Bytes of a log that are searched line by line; after them only lines that differ by more than
@@ -61,13 +62,14 @@ class LogExplainer:
 
     def __init__(self, entries: Sequence[KnownError]) -> None:
         self._matcher, self.tracebacks = Matcher(entries), TracebackReader()
-        self._progress = StepsSeen()
+        self._progress, self._whole = StepsSeen(), WholeLog()
         self._releases: dict[str, str] = {}
 
     def feed(self, lines: Sequence[Line]) -> None:
         self._matcher.feed(lines)
         self.tracebacks.feed(lines)
         self._progress.feed(lines)
+        self._whole.feed(lines)
         for line in lines:
             self._releases.update(releases_in(line.text))
 
@@ -89,6 +91,8 @@ class LogExplainer:
             lines = (*self.tracebacks.logged, *self.tracebacks.latest)
             logged = [raised for raised in lines if raised.line.number not in matches.lines]
             found += explain_logged(logged, self._matcher.entries, self._releases)
+        # What the line itself names comes before what the whole log does.
+        found = [replace(e, captures={**self._whole.captures(e), **e.captures}) for e in found]
         return ranked(found, self._progress)
 
 

@@ -13,7 +13,8 @@ from tpukit.probe.logs.tracebacks import Raised
 
 Confidence = Literal["certain", "probable", "possible"]
 _PLACE = re.compile(r"\{(\w+)\}")
-_OPTIONAL = re.compile(r"\[\[(.*?)(?:\|(.*?))?\]\](?!\])")
+_OPTIONAL = re.compile(r"\[\[((?:(?!\[\[).)*?)(?:\|((?:(?!\[\[).)*?))?\]\](?!\])")
+"""The innermost optional part."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,16 @@ class Explanation:
 def fill(text: str, captures: Mapping[str, str]) -> str:
     """The text with `{name}` replaced by what the log has there; by NAME where it has nothing.
 
-    `[[with {name}|without]]`: the first part where the log has all of its names, else the second.
+    `[[with {name}|without]]`: the first part where the log has all of its names, else the second,
+    which may hold such a part itself.
     """
 
     def chosen(match: re.Match[str]) -> str:
         is_known = all(name in captures for name in _PLACE.findall(match[1]))
         return match[1] if is_known else match[2] or ""
 
-    text = _OPTIONAL.sub(chosen, text)
+    while _OPTIONAL.search(text):
+        text = _OPTIONAL.sub(chosen, text)
     text = _PLACE.sub(lambda match: captures.get(match[1], match[1].upper()), text)
     return re.sub("^the program", "The program", text.strip())
 

@@ -42,7 +42,8 @@ def clean_lines(numbered: Iterable[tuple[int, str]]) -> Iterator[Line]:
     for number, raw in numbered:
         text = _ANSI.sub("", raw) if "\x1b" in raw or "[" in raw else raw
         for part in drop_updates(text) if "\r" in text else (text,):
-            rank = _RANK.match(part) if "ank" in part or "orker" in part or "RANK" in part else None
+            may_name_rank = any(word in part for word in ("ank", "orker", "RANK", "] "))
+            rank = _RANK.match(part) if may_name_rank else None
             start = _end_of_prefixes(part)
             rest = part[start:]
             yield Line(

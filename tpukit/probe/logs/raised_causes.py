@@ -125,6 +125,9 @@ def _texts_of(
             continue
         name = lines[number]
         explanation = found.get(name, texts[name])
+        is_within = first <= explanation.line <= explanation.last <= raised.last_line + 1
+        if raised.is_handled and is_within:
+            explanation = replace(explanation, mild=True)
         # What stands below an exception's line can be a part of its message.
         is_weak = explanation.role != "cause" or explanation.last_resort
         if number > raised.line.number and is_weak:
@@ -134,10 +137,12 @@ def _texts_of(
             narrower = (r for r in rules if r.id in below and _matched(r, raised) is not None)
             entry = next(narrower, explanation.entry)
             captures = particulars(raised, explanation.captures, entry, releases)
+            sure = explanation.confidence if entry is explanation.entry else "probable"
             explanation = replace(
-                explanation, entry=entry, captures=captures, shown=_place(raised), raised=raised
-            )
-        if number in ends and explanation.role == "warning":
+                explanation, entry=entry, captures=captures, confidence=sure, shown=_place(raised),
+                raised=raised,
+            )  # fmt: skip
+        if number in ends and explanation.role == "warning" and not raised.is_handled:
             explanation = replace(explanation, role="cause", mild=False)
         found[name] = explanation
     return found
@@ -202,7 +207,9 @@ def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
     """What a rule's expression captures in this exception's message; None where it differs."""
     if "*" not in rule.exception and raised.class_name not in rule.exception:
         return None
-    called = (f"{frame.path}\n{frame.code}".replace("\\", "/") for frame in raised.frames)
+    called = (
+        f"{frame.path} in {frame.where}\n{frame.code}".replace("\\", "/") for frame in raised.frames
+    )
     if rule.frames and not any(p in text for text in (raised.name, *called) for p in rule.frames):
         return None
     if not rule.message:
