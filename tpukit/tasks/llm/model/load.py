@@ -72,9 +72,9 @@ def config_of(fields: Mapping[str, Any], source: str) -> PretrainedConfig:
         config: PretrainedConfig = type(AutoConfig.for_model(kind)).from_dict(given)
         return config
     except Exception as error:
-        raise DataError(
-            f"{source}: {type(error).__name__}: {str(error).splitlines()[0]}", WHAT_INIT_TAKES
-        ) from error
+        # transformers lists all of its models.
+        said = str(error).partition("\n")[0].partition(" Should contain one of ")[0]
+        raise DataError(f"{source}: {type(error).__name__}: {said}", WHAT_INIT_TAKES) from error
 
 
 def from_scratch(size: str, vocabulary_size: int, block_size: int) -> Shape:
@@ -176,7 +176,11 @@ def load_lm(
         if folder:
             lm = _read(config, folder, dtype, attention)
         else:
-            lm = _drawn(config, dtype, attention, drawn=drawn)
+            try:
+                lm = _drawn(config, dtype, attention, drawn=drawn)
+            except (TypeError, ValueError, ZeroDivisionError) as error:
+                said = str(error).partition("\n")[0]
+                raise DataError(f"a {config.model_type} model is refused: {said}") from error
     for module in lm.modules():
         if isinstance(getattr(module, "rope_type", None), str | dict):
             fix_frequencies(module, config, shape.block_size)

@@ -1,5 +1,7 @@
 """Command lines under attack: in forks of a warm process, or in new processes."""
 
+import functools
+import hashlib
 import os
 import signal
 import subprocess
@@ -11,10 +13,11 @@ from pathlib import Path
 
 import psutil
 from forked import ForkedCommand, can_set
-from runs import TINY, environment
+from runs import TINY, environment, latest
 
 TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--max-steps", "60", "--log-every", "7",
-         "--ckpt-every", "3", "--set", "dropout=0.2"]  # fmt: skip
+         "--ckpt-every", "3", "--set", "dropout=0.2", "--results-dir"]  # fmt: skip
+"""A run of a second; its folder follows."""
 UNEXPLAINED = "  Add --debug for the traceback."
 SECONDS = 300
 """What a command may take; one that takes longer hangs."""
@@ -81,6 +84,30 @@ def wait(started: ForkedCommand, seconds: float = SECONDS) -> int:
         os.killpg(started.pid, signal.SIGKILL)
         started.wait(SECONDS)
         raise
+
+
+@functools.cache
+def whole(argv: tuple[str, ...], variables: tuple[tuple[str, str], ...] = ()) -> tuple[str, float]:
+    """What a command leaves that is never stopped, and its seconds.
+
+    `argv`: all but the folder, which it names last.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        started = time.monotonic()
+        succeed([*argv, str(Path(place, "made"))], dict(variables))
+        return content(Path(place, "made")), time.monotonic() - started
+
+
+def content(folder: Path) -> str:
+    """The digest of a run's newest checkpoint, or of all files of a data set."""
+    if (folder / "checkpoints").exists():
+        files = sorted(latest(folder).glob("*.safetensors"))
+    else:
+        files = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix != ".lock")
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def family(pid: int) -> list[psutil.Process]:

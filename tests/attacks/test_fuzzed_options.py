@@ -2,15 +2,17 @@
 
 import functools
 import random
-import tempfile
-from pathlib import Path
 
+import pytest
+from attacked import check, start, told_in, wait
+from fuzzed_inputs import mutated
+from hypothesis import HealthCheck, given, seed, settings
 from runs import TINY
 
-from campaign.commands import check, start, told_in, wait
 from tpukit import cli
 
 NOWHERE = "/proc/none"
+EXAMPLES = 10
 WITHOUT_DATA: dict[str, list[str]] = {
     "doctor": ["--quick"],
     "train": ["--task", TINY, "--hw", "cpu", "--set", "samples=0"],
@@ -41,12 +43,20 @@ def _options() -> list[tuple[list[str], str]]:
     return found
 
 
-def try_option(path: Path, content: bytes) -> None:
-    """An option of a command, chosen by the attack (`path`) and the value, with this value."""
-    command, option = random.Random(f"{path.name}{content!r}").choice(_options())
-    text = content.replace(b"\0", b"").decode(errors="replace")
-    argv = [*command, *STARTS_RANKS.get(option, []), option, text]
-    with tempfile.TemporaryDirectory() as place:
-        started = start(argv, Path(place))
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(10))
+def test_a_fuzzed_value_of_an_option(number, tmp_path_factory):
+    @seed(number)
+    @settings(max_examples=EXAMPLES, database=None, deadline=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(mutated("options"))
+    def attack(content: bytes) -> None:
+        command, option = random.Random(f"{number}{content!r}").choice(_options())
+        text = content.replace(b"\0", b"").decode(errors="replace")
+        folder = tmp_path_factory.mktemp("options")
+        started = start([*command, *STARTS_RANKS.get(option, []), option, text], folder)
         code = wait(started)
-        assert (code == 1 and argv[0] == "doctor") or check(code, told_in(Path(place))) is not None
+        if code != 1 or command[0] != "doctor":  # which found something
+            check(code, told_in(folder))
+
+    attack()

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from fake_backend import FakeBackend
 from tiny_task import Tiny
 
@@ -38,8 +39,10 @@ def _original() -> tuple[Path, str]:
     return folder / "run", _train(folder / "whole", 6)
 
 
-def damage(number: int) -> None:
-    """Attack `number`: one file damaged in one way, then the run is used and resumed."""
+@pytest.mark.parametrize(
+    "number", [*range(10), *(pytest.param(n, marks=pytest.mark.slow) for n in range(10, 100))]
+)
+def test_a_run_with_one_damaged_file_is_used_and_resumed(number):
     rng = random.Random(number)
     run, expected = _original()
     with tempfile.TemporaryDirectory() as place:

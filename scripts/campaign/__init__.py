@@ -1,1 +1,0 @@
-"""Attacks on tpukit: fuzzed input, damaged files, kills, missing resources, two writers."""
