@@ -130,7 +130,9 @@ def killed_sessions(
     plan.write_text(json.dumps([
         {"argv": [*map(str, argv)], "at": at, "ranks": ranks_of(argv)} for argv, at in sessions
     ]))  # fmt: skip
-    return last_json(script("killed_run.py", plan, env=env, timeout=800))
+    done = script("killed_run.py", plan, env=env, timeout=800)
+    print(done.stderr[-6000:], file=sys.stderr)  # pytest shows it where the statuses are wrong
+    return last_json(done)
 
 
 def notebook(

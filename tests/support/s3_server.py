@@ -20,26 +20,28 @@ ALL = frozenset({-1})
 
 @dataclass
 class Faults:
-    """Which of the next requests meets a fault, and which: counted from `arm` on."""
+    """Which of the next requests meets a fault, and which: counted from `arm` on, those alone whose
+    method and path hold `of`."""
 
     count: int = 0
     at: frozenset[int] = frozenset()
+    of: str = ""
     how: str = ""
     met: int = 0
     requests: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def arm(self, how: str = "", at: Iterable[int] = ()) -> None:
+    def arm(self, how: str = "", at: Iterable[int] = (), of: str = "") -> None:
         with self.lock:
-            self.count, self.at, self.how = 0, frozenset(at), how
+            self.count, self.at, self.how, self.of = 0, frozenset(at), how, of
             self.met, self.requests = 0, []
 
     def next(self, request: str) -> str:
         """The fault of this request, if any."""
         with self.lock:
-            self.count += 1
             self.requests.append(request)
-            if self.count not in self.at and self.at != ALL:
+            self.count += self.of in request
+            if self.of not in request or (self.count not in self.at and self.at != ALL):
                 return ""
             self.met += 1
             return self.how

@@ -1,6 +1,7 @@
 """A run folder in a bucket: what is there after faults, and what a run finds again."""
 
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import torch
 from fake_backend import FakeBackend
 from forked import environment
-from runs import TINY, tpukit
+from runs import TINY, killed_sessions, latest, same_bytes, tpukit
 from s3_server import SECRET
 from tiny_task import Tiny
 
@@ -211,7 +212,7 @@ def test_the_commands_take_addresses(s3, whole, monkeypatch, tmp_path):
 def test_a_run_that_is_killed_in_a_request_goes_on(s3, whole):
     """While the state file of the second checkpoint is written."""
     address, faults = s3
-    faults.arm("kill-within", at=[state_request(address, faults)])
+    faults.arm("kill-within", at=[1], of="checkpoints/step-00000004/state.json")
     assert tpukit(*arguments(address)).returncode == -signal.SIGKILL
     assert faults.met == 1
     faults.arm()
@@ -220,33 +221,64 @@ def test_a_run_that_is_killed_in_a_request_goes_on(s3, whole):
     assert tensors_at(address) == whole
 
 
-def state_request(address, faults):
-    """The number of the request that writes the second checkpoint's state file."""
+# -- faults of each request ----------------------------------------------------------------------
+LEAST_REQUESTS = 80
+"""What the run makes at least; the tests meet all of them in steps."""
+
+
+def requests_of(address, faults):
+    """The number of requests that the run makes where nothing happens."""
     faults.arm()
     train_run(request_of(f"{address}-counted"), FakeBackend(), silent)
-    wanted = "checkpoints/step-00000004/state.json"
-    return next(
-        number for number, request in enumerate(faults.requests, 1)
-        if request.startswith("PUT") and wanted in request
-    )  # fmt: skip
+    assert len(faults.requests) >= LEAST_REQUESTS
+    return len(faults.requests)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill-before", "kill-within", "kill-after"])
 def test_kills_at_any_request(s3, whole, how, monkeypatch, tmp_path):
-    """Each session is killed at a later request, on another machine each second time."""
+    """Each run is killed at a later request, and goes on on another machine each second time."""
     address, faults = s3
-    for number in range(1, 84, 3):
+    kills = 0
+    for number in range(1, requests_of(address, faults) + 1, 3):
         place = f"{address}-{number}"
         faults.arm(how, at=[number])
         code = tpukit(*arguments(place)).returncode
         assert code == (-signal.SIGKILL if faults.met else 0)
+        kills += faults.met
         faults.arm()
         if number % 2:
             elsewhere(monkeypatch, tmp_path, f"machine-{number}")
         done = tpukit(*arguments(place))
         assert done.returncode == 0, (number, done.stderr)
         assert tensors_at(place) == whole, number
+    assert kills >= LEAST_REQUESTS // 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "first", "step"), [
+    ("fail", 1, 2), ("fail", 2, 2), ("lost", 1, 2), ("lost", 2, 2), ("late", 1, 3), ("hang", 1, 8),
+])  # fmt: skip
+def test_faults_of_any_request(s3, whole, how, first, step):
+    """More than 190 in all; each run ends with all its checkpoints, or with an error in a
+    minute."""
+    address, faults = s3
+    met = 0
+    for number in range(first, requests_of(address, faults) + 1, step):
+        place = f"{address}-{number}"
+        faults.arm(how, at=[number])
+        began = time.monotonic()
+        try:
+            train_run(request_of(place), FakeBackend(), silent)
+        except TpukitError as error:
+            assert time.monotonic() - began < 60 and SECRET not in str(error)
+            faults.arm()
+            train_run(request_of(place), FakeBackend(), silent)
+        else:
+            met += faults.met
+        faults.arm()
+        assert tensors_at(place) == whole, number
+    assert met >= LEAST_REQUESTS // step - 1
 
 
 @pytest.mark.slow
@@ -258,7 +290,7 @@ def test_kills_of_several_ranks(s3, ranks, step, tmp_path):
     local = tmp_path / "whole"
     assert tpukit(*arguments(local), *several, ranks=ranks).returncode == 0
     whole = [(local / "checkpoints" / ANEW / name).read_bytes() for name in TENSORS]
-    for number in range(5, 84, step):
+    for number in range(5, LEAST_REQUESTS, step):
         place = f"{address}-{number}"
         faults.arm("kill-within", at=[number])
         code = tpukit(*arguments(place), *several, ranks=ranks).returncode
@@ -270,30 +302,41 @@ def test_kills_of_several_ranks(s3, ranks, step, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "step"), [("fail", 1), ("lost", 1), ("late", 3), ("hang", 8)])
-def test_faults_of_any_request(s3, whole, how, step):
-    """207 in all; each run ends with all its checkpoints, or with an error in a minute."""
-    address, faults = s3
-    for number in range(1, 84, step):
-        place = f"{address}-{number}"
-        faults.arm(how, at=[number])
-        began = time.monotonic()
-        try:
-            train_run(request_of(place), FakeBackend(), silent)
-        except TpukitError as error:
-            assert time.monotonic() - began < 60 and SECRET not in str(error)
-            faults.arm()
-            train_run(request_of(place), FakeBackend(), silent)
-        faults.arm()
-        assert tensors_at(place) == whole, number
-
-
-@pytest.mark.slow
-def test_hosts_that_share_nothing_but_the_bucket_save_shards(s3, monkeypatch, tmp_path):
-    """Two torchruns with folders of their own: each sends its shards, and both resume from all."""
+@pytest.mark.parametrize(("ranks", "seed", "count"), [
+    (2, 0, 25), (2, 1, 25), (4, 2, 17), (4, 3, 17), (4, 4, 16),
+])  # fmt: skip
+def test_kills_of_sharded_runs_at_any_moment(s3, ranks, seed, count, monkeypatch, tmp_path):
+    """A hundred in all, of any rank, within a second of the session's first step."""
     address, _ = s3
+    draws = random.Random(seed)
+    kills = [f"compile:{draws.randrange(1000)}:{draws.randrange(ranks)}" for _ in range(count)]
 
-    def session(steps, place):
+    def argv(place):
+        return [
+            "train", "--task", TINY.replace(":Tiny", ":Container"), "--hw", "cpu", "--shard",
+            "--devices", ranks, "--results-dir", place, "--max-steps", 4 * len(kills) + 2,
+            "--num-workers", "0", "--ckpt-every", "2", "--set", "dropout=0.2",
+            "--set", "width=8195", "--log-every", "3",
+        ]  # fmt: skip
+
+    whole = tmp_path / "whole"
+    assert killed_sessions(tmp_path, [(argv(whole), None)]) == [0]
+    *statuses, last = killed_sessions(tmp_path, [(argv(address), at) for at in (*kills, None)])
+    assert (last, statuses.count(signal.SIGKILL)) == (0, len(kills)), statuses
+    elsewhere(monkeypatch, tmp_path, "other")
+    found = run_folder(address)
+    found.store.pull()
+    assert latest(found.path).name == latest(whole).name and same_bytes(found.path, whole)
+
+
+class Hosts:
+    """Two torchruns with folders of their own: they share the bucket alone."""
+
+    def __init__(self, tmp_path):
+        self.tmp_path = tmp_path
+
+    def session(self, steps, place):
+        """How both ended: code and standard error."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         words = [w if w != str(STEPS) else str(steps) for w in arguments(place)]
@@ -303,23 +346,63 @@ def test_hosts_that_share_nothing_but_the_bucket_save_shards(s3, monkeypatch, tm
                  str(rank), "--nproc-per-node", "1", "--master-addr", "127.0.0.1",
                  "--master-port", str(port), "-m", "tpukit", *map(str, words), "--shard",
                  "--set", "schedule=constant"],
-                env={**environment(), "TPUKIT_CACHE_DIR": str(tmp_path / f"host-{rank}")},
+                env={**environment(), "TPUKIT_CACHE_DIR": str(self.tmp_path / f"host-{rank}")},
                 stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
             )
             for rank in range(2)
         ]  # fmt: skip
-        for host in hosts:
-            _, said = host.communicate(timeout=300)
-            assert host.returncode == 0, said[-3000:]
+        said = [host.communicate(timeout=300)[1] for host in hosts]
+        return [(host.returncode, text) for host, text in zip(hosts, said, strict=True)]
 
-    session(4, address)
-    session(STEPS, address)
-    session(STEPS, tmp_path / "whole")
+    def run(self, steps, place):
+        for code, said in self.session(steps, place):
+            assert code == 0, said[-3000:]
+
+
+def weights_of(place):
+    checkpoint = open_run(place, silent).checkpoint
+    assert checkpoint.state.step == STEPS
+    return checkpoint.tensors("model")
+
+
+def same(found, expected):
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in expected
+    )
+
+
+@pytest.mark.slow
+def test_hosts_that_share_nothing_but_the_bucket_save_shards(s3, monkeypatch, tmp_path):
+    """Each sends its shards, and both resume from all."""
+    address, _ = s3
+    hosts = Hosts(tmp_path)
+    hosts.run(4, address)
+    hosts.run(STEPS, address)
+    hosts.run(STEPS, tmp_path / "whole")
     names = Remote(address).find(f"checkpoints/{ANEW}")
     assert sum(name.endswith(".distcp") for name in names) == 2
     assert not any(path.suffix == ".distcp" for path in (tmp_path / "host-1").rglob(".step-*/*"))
     elsewhere(monkeypatch, tmp_path, "other")
-    found, whole = (open_run(p, silent).checkpoint for p in (address, tmp_path / "whole"))
-    assert found.state.step == STEPS
-    for name, value in whole.tensors("model").items():
-        assert torch.equal(found.tensors("model")[name], value)
+    assert same(weights_of(address), weights_of(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["__0_0.distcp", "__1_0.distcp"])
+def test_faults_of_shards_of_either_host(s3, monkeypatch, tmp_path, shard):
+    """The host that sends the second checkpoint's shard is killed, then its request is lost and
+    the next one hangs."""
+    address, faults = s3
+    hosts = Hosts(tmp_path)
+    hosts.run(STEPS, tmp_path / "whole")
+    faults.arm("kill-within", at=[1], of=f"step-00000004/{shard}")
+    ended = hosts.session(STEPS, address)
+    assert faults.met == 1 and all(code for code, _ in ended), ended
+    faults.arm("lost", at=[1], of=f"step-00000004/{shard}")
+    hosts.run(4, address)
+    assert faults.met == 1
+    faults.arm("hang", at=[1], of=f"{ANEW}/{shard}")
+    hosts.run(STEPS, address)
+    assert faults.met == 1
+    faults.arm()
+    elsewhere(monkeypatch, tmp_path, "other")
+    assert same(weights_of(address), weights_of(tmp_path / "whole"))
