@@ -198,7 +198,7 @@ def _settings(path: Path, content: bytes) -> None:
     from tpukit.registry.classes import make_task
     from tpukit.tasks.eit.task import EITConfig, EITTask
     from tpukit.tasks.llm.settings import SummarizeConfig
-    from tpukit.train.config import TrainConfig, resolve
+    from tpukit.train.config import TrainConfig, build_settings, resolve
 
     rng = random.Random(content)
     text = content.decode(errors="replace")
@@ -209,7 +209,7 @@ def _settings(path: Path, content: bytes) -> None:
             if config is TrainConfig:
                 resolve({name: value})
             elif config is SummarizeConfig:
-                SummarizeConfig(**{name: value}).check()
+                build_settings(SummarizeConfig, {name: value})
             else:
                 make_task(EITTask, {name: value}, "./data")
 

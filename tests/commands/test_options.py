@@ -164,4 +164,4 @@ def test_a_text_is_no_boolean_of_a_task():
         with pytest.raises(ConfigError, match=f"{setting} 'no' is not true or false"):
             make_task(find_task(name), {setting: "no"}, "data")
     task = make_task(find_task("eit"), {"refinement": False, "size": "tiny"}, "data")
-    assert task.config.refinement is False
+    assert task.settings.refinement is False

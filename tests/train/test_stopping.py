@@ -174,9 +174,9 @@ def requested(kind, **settings):
 
 def test_eit_on_a_cpu_is_the_quick_one_unless_a_size_is_given():
     chosen = requested("cpu")
-    assert (chosen.task.config.size, chosen.config.max_steps) == ("tiny", 1500)
+    assert (chosen.task.settings.size, chosen.config.max_steps) == ("tiny", 1500)
     assert chosen.remarks() == ["On a CPU the default is --preset quick (size tiny)."]
     for kind, settings in [("tpu", {}), ("gpu", {}), (None, {}), ("cpu", {"size": "published"})]:
         other = requested(kind, **settings)
-        assert (other.task.config.size, other.remarks()) == ("published", [])
-    assert requested("cpu", preset="safe").task.config.size == "published"
+        assert (other.task.settings.size, other.remarks()) == ("published", [])
+    assert requested("cpu", preset="safe").task.settings.size == "published"

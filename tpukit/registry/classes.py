@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any
 from weakref import WeakSet
 
 from tpukit.errors import ConfigError
@@ -17,7 +17,7 @@ from tpukit.io.mirror import local_copy
 from tpukit.io.remote import address_of
 from tpukit.knowledge.setting_names import nearest_setting
 from tpukit.registry.declared import current_name, registered
-from tpukit.train.config import TrainConfig, field_problems
+from tpukit.train.config import TrainConfig
 from tpukit.train.task import Task
 from tpukit.train.user_code import (
     USER_MODULE,
@@ -159,11 +159,6 @@ def make_task(cls: type[Task], settings: Mapping[str, Any], data_path: str) -> T
             f"Task {cls.name!r} has no setting {unknown[0]!r}.",
             cls.earlier_settings.get(unknown[0], there),
         )
-    hints = get_type_hints(cls.options) if cls.options else {}
-    flags = {name: v for name, v in settings.items() if hints.get(name) in (bool, bool | None)}
-    if problems := field_problems(flags, hints, str):
-        # The text "no" would be true.
-        raise ConfigError(" ".join(problems.values()))
     if accepted is None or "data_path" in accepted:
         settings = {"data_path": data_path, **settings}
     given = settings.get("data_path", "")

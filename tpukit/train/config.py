@@ -6,10 +6,10 @@ Imports no torch, so that `--help` and errors in an option cost nothing.
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from tpukit.errors import ConfigError
 from tpukit.hardware.options import HARDWARE, HardwareOptions, OptimizerName
@@ -140,6 +140,19 @@ class TrainConfig(TaskSettings, HardwareOptions):
     )
     """Time after which the run stops with a checkpoint (8h30m)."""
 
+    def problems(self) -> Iterator[str]:
+        """What is wrong beyond types and ranges."""
+        if self.best_metric is not None and not METRIC.fullmatch(self.best_metric):
+            yield f"best_metric {self.best_metric!r} is not [min:|max:]valid_NAME."
+        try:
+            parse_metrics(self.metric)
+        except ConfigError as error:
+            yield " ".join(filter(None, (error.message, error.hint)))
+        if missing := missing_tracker(self.track):
+            yield missing
+        if None not in (self.epochs, self.max_steps):
+            yield "--epochs and --max-steps were both given: give one."
+
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     panel: tuple(f.name for f in fields(TrainConfig) if f.metadata.get("panel") == panel)
@@ -230,17 +243,31 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def build(
     config_class: type[Config], values: Mapping[str, Any], name: Callable[[str], str] = flag
 ) -> Config:
-    """The config with these values. All problems are collected and raised as one ConfigError.
+    """The config with these values. All problems are collected and raised as one ConfigError:
+    types, choices, ranges, and what a method `problems` of the class says of several fields.
 
     name: how messages name a field.
     """
     hints = get_type_hints(config_class)
     problems = field_problems(values, hints, name)
     config = config_class(**{n: v for n, v in values.items() if n not in problems})
-    messages = [*problems.values(), *_value_problems(config, name)]
+    own = getattr(config_class, "problems", None)
+    messages = [*problems.values(), *range_problems(config, name), *(own(config) if own else ())]
     if messages:
         raise ConfigError(" ".join(messages), _nearest_hint(problems, values, hints))
     return config
+
+
+def build_settings(config_class: type[Config], values: Mapping[str, Any]) -> Config:
+    """A task's settings. Where a text is expected, numbers and lists become one: `--set` and
+    config files read them so."""
+    hints = get_type_hints(config_class)
+    texts = {
+        n: ",".join(map(str, v)) if isinstance(v, list | tuple) else str(v)
+        for n, v in values.items()
+        if v is not None and hints.get(n) in (str, str | None)
+    }
+    return build(config_class, {**values, **texts}, str)
 
 
 def resolve(*layers: Mapping[str, Any], name: Callable[[str], str] = flag) -> TrainConfig:
@@ -256,11 +283,10 @@ def _nearest_hint(
 ) -> str | None:
     """The known names, or the allowed values, closest to the mistyped ones."""
     near = [
-        nearest(shown(values[name]).strip("'"), get_args(hints[name]))
+        nearest(shown(values[name]).strip("'"), filter(_is_text, _choices(hints[name])))
         if name in hints
         else nearest(name, hints)
         for name in problems
-        if name not in hints or _is_literal(hints[name])
     ]
     found = [name for name in near if name]
     return f"Did you mean {', '.join(found)}?" if found else None
@@ -285,48 +311,42 @@ def field_problems(
     return problems
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
-    """The choices of a Literal, or the members of a union with None left out."""
-    return tuple(part for part in get_args(hint) if part is not type(None))
+def _parts(hint: Any) -> tuple[Any, ...]:
+    """The members of a union with None left out; of another type itself."""
+    if get_origin(hint) is Literal:
+        return (hint,)
+    return tuple(part for part in get_args(hint) if part is not type(None)) or (hint,)
 
 
-def _is_literal(hint: Any) -> bool:
-    return getattr(hint, "__origin__", None) is Literal
+def _choices(hint: Any) -> list[Any]:
+    """The values that the Literals of a type allow."""
+    return [c for part in _parts(hint) if get_origin(part) is Literal for c in get_args(part)]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _matches(value: Any, hint: Any) -> bool:
-    if _is_literal(hint):
-        return value in get_args(hint)
-    allowed = _options(hint) or (hint,)
+    kinds = [part for part in _parts(hint) if get_origin(part) is not Literal]
+    if value is None:
+        return type(None) in get_args(hint)
     if isinstance(value, bool):
-        return bool in allowed
-    return any(isinstance(value, int | float) if part is float else isinstance(value, part)
-               for part in allowed)  # fmt: skip
+        return bool in kinds or any(value is choice for choice in _choices(hint))
+    return value in _choices(hint) or any(
+        isinstance(value, int | float) if part is float else isinstance(value, part)
+        for part in kinds
+    )
 
 
 def _expected(hint: Any) -> str:
-    if _is_literal(hint):
-        return f"one of {', '.join(map(str, get_args(hint)))}"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text",
              Path: "a path"}  # fmt: skip
-    return " or ".join(names[part] for part in _options(hint) or (hint,))
-
-
-def _value_problems(config: object, name: Callable[[str], str]) -> list[str]:
-    problems = range_problems(config, name)
-    if not isinstance(config, TrainConfig):
-        return problems
-    if config.best_metric is not None and not METRIC.fullmatch(config.best_metric):
-        problems.append(f"best_metric {config.best_metric!r} is not [min:|max:]valid_NAME.")
-    try:
-        parse_metrics(config.metric)
-    except ConfigError as error:
-        problems.append(" ".join(filter(None, (error.message, error.hint))))
-    if missing := missing_tracker(config.track):
-        problems.append(missing)
-    if None not in (config.epochs, config.max_steps):
-        problems.append("--epochs and --max-steps were both given: give one.")
-    return problems
+    kinds = [names[part] for part in _parts(hint) if get_origin(part) is not Literal]
+    choices = ", ".join(map(str, _choices(hint)))
+    if not kinds:
+        return f"one of {choices}"
+    return " or ".join([*kinds, *filter(None, [choices])])
 
 
 def preset_values(name: str | None, of_the_task: Mapping[str, Any]) -> dict[str, Any]:

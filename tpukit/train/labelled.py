@@ -64,7 +64,7 @@ class TableSettings:
     group_column: str | None = None
     """Column of the table whose equal values (a patient, a video) stay in one part."""
 
-    def fold_problems(self) -> Iterator[str]:
+    def problems(self) -> Iterator[str]:
         """What is wrong with the settings of folds."""
         if self.fold is None and (self.fold_column is not None or self.folds is not None):
             yield "fold_column and folds need the fold to validate on: --set fold=0."

@@ -32,7 +32,7 @@ from tpukit.hardware.backend import (
 from tpukit.hardware.optimizers import MasterAdamW
 from tpukit.train import schedule
 from tpukit.train.checks import described, task_mistake
-from tpukit.train.config import TaskSettings, build
+from tpukit.train.config import TaskSettings, build_settings
 from tpukit.train.data import (
     VALIDATION_EPOCH,
     BatchPlan,
@@ -169,8 +169,9 @@ class Task(ABC):
     name: str
     options: ClassVar[type[Any] | None] = None
     """The settings: a frozen dataclass whose fields are options of `train` and `probe-batch`, its
-    docstrings their help; the constructor takes them by name. Read from the source, as are the
-    attributes below: a class that the task's file defines or imports by name."""
+    docstrings their help; the constructor takes them by name. Types, choices (`Literal`) and ranges
+    are checked, and a method `problems` may say in sentences what else is wrong. Read from the
+    source, as are the attributes below: a class that the task's file defines or imports by name."""
     test_options: ClassVar[type[Any] | None] = None
     """The same for `test`: built, it is `request.options` of `evaluate`."""
     predict_options: ClassVar[type[Any] | None] = None
@@ -231,7 +232,7 @@ class Task(ABC):
             for name in settings:
                 raise TypeError(f"{type(self).__name__} has no setting {name!r}")
         else:
-            self.settings = build(self.options, settings, str)
+            self.settings = build_settings(self.options, settings)
 
     # -- what must be given -----------------------------------------------------------------------
     @abstractmethod

@@ -90,7 +90,7 @@ def test_normalisation_goes_with_the_run(task):
     kept = Normalisation(np.arange(208, dtype=np.float32), np.ones(208, dtype=np.float32))
     other = task.restore({NORMALISATION_FILE: kept.to_bytes()})
     assert np.array_equal(other.normalisation.mean, kept.mean)
-    assert (other.config, task.normalisation) == (task.config, None)
+    assert (other.settings, task.normalisation) == (task.settings, None)
     with pytest.raises(CheckpointError, match=NORMALISATION_FILE):
         task.restore({})
 
@@ -133,7 +133,7 @@ def test_the_refinement_is_part_of_a_run_and_of_the_smaller_sizes():
     assert EITTask(size="tiny").as_recorded(before).identity() == before
     assert EITTask(size="tiny").as_recorded(now).identity() == now
     assert EITTask(size="tiny", refinement=True).as_recorded(before).identity() != before
-    assert EITTask(size="tiny", refinement=False).config.network.refinement_channels == 0
+    assert EITTask(size="tiny", refinement=False).settings.network.refinement_channels == 0
     with pytest.raises(ConfigError, match="has no refinement"):
         EITTask(size="published", refinement=True)
 

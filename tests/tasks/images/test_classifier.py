@@ -57,7 +57,7 @@ def test_weights_from_a_file_with_another_head(tmp_path, suffix):
     task = make_task(pretrained=str(path))
     model = task.build_model(None)
     head = model.head.weight.detach().clone()
-    load_pretrained(model, task.config)
+    load_pretrained(model, task.settings)
     assert torch.equal(model.blocks[0].mlp.fc1.weight, source["blocks.0.mlp.fc1.weight"])
     assert torch.equal(model.head.weight, head)
 
@@ -70,7 +70,7 @@ def test_weights_from_a_file_are_made_for_the_image_size_as_timm_does(tmp_path, 
     save_file({f"{prefix}{name}": weight for name, weight in source.items()}, path)
     task = make_task(pretrained=str(path), image_size=224)
     ours = task.build_model(None)
-    load_pretrained(ours, task.config)
+    load_pretrained(ours, task.settings)
     theirs = timm.create_model(
         "test_vit", pretrained=True, pretrained_cfg_overlay={"file": str(path)}, img_size=224
     )
@@ -82,12 +82,12 @@ def test_weights_of_another_model_are_refused(tmp_path):
     save_file(timm.create_model("test_convnext").state_dict(), tmp_path / "other.safetensors")
     task = make_task(pretrained=str(tmp_path / "other.safetensors"))
     with pytest.raises(DataError, match="not weights of test_vit"):
-        load_pretrained(task.build_model(None), task.config)
+        load_pretrained(task.build_model(None), task.settings)
     (tmp_path / "text.pth").write_text("no weights")
     for name, says in {"gone.pth": "no such file", "text.pth": "not a file of weights"}.items():
         task = make_task(pretrained=str(tmp_path / name))
         with pytest.raises(DataError, match=says):
-            load_pretrained(task.build_model(None), task.config)
+            load_pretrained(task.build_model(None), task.settings)
 
 
 def test_equal_scores_and_nan_are_no_right_answers():

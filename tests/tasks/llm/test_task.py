@@ -35,17 +35,17 @@ def test_plans_of_several_runs_do_not_disturb_each_other(task) -> None:  # type:
 
 def test_validation_and_probing_have_the_shapes_of_training(task) -> None:  # type: ignore[no-untyped-def]
     """In whatever order they are asked for, and by a task that planned nothing."""
-    task = SummarizeTask(**{**vars(task.config), "packing": False})
+    task = SummarizeTask(**{**vars(task.settings), "packing": False})
     data, settings = task.datasets(), PlanSettings(32, 16, 2, 0, compiles=True)
     plan = task.plan(data.train, settings)
     trained = shapes(task, [micro for step in range(12) for micro in plan.step(step)])
-    other = SummarizeTask(**vars(task.config))
+    other = SummarizeTask(**vars(task.settings))
     validated = list(other.evaluation_batches(data.valid, settings))
     assert shapes(task, validated) <= trained
     assert sorted(k.sample for m in validated for k in m.keys) == list(range(len(data.valid)))
     probed = {
         (*batch["tokens"].shape, batch["labels"].shape[1])
-        for batch in SummarizeTask(**vars(task.config)).probe_batches(settings)
+        for batch in SummarizeTask(**vars(task.settings)).probe_batches(settings)
     }
     assert trained <= probed
 
@@ -63,7 +63,7 @@ def test_probing_covers_the_shapes_of_training_where_they_are_free(task) -> None
 
 def test_a_restored_task_needs_neither_data_nor_tokenizer(task, ops) -> None:  # type: ignore[no-untyped-def]
     data = task.datasets()
-    elsewhere = SummarizeTask(**{**vars(task.config), "data_path": "nowhere"})
+    elsewhere = SummarizeTask(**{**vars(task.settings), "data_path": "nowhere"})
     restored = elsewhere.restore(data.artifacts)
     assert restored.tokenizer.to_bytes() == task.tokenizer.to_bytes()
     assert restored.shape == task.shape
@@ -88,7 +88,7 @@ def test_a_number_is_a_choice_of_recomputation(task, ops) -> None:  # type: igno
     """`--set recompute=1`."""
     artifacts = task.datasets().artifacts
     for given, computed in ((1, True), (0, False), (True, True), ("auto", False)):
-        chosen = SummarizeTask(**{**vars(task.config), "recompute": given})
+        chosen = SummarizeTask(**{**vars(task.settings), "recompute": given})
         lm = chosen.restore(artifacts).build_model(ops).lm
         assert lm.is_gradient_checkpointing is computed
 
@@ -97,7 +97,7 @@ def test_the_identity_covers_the_data_not_its_place(task, tmp_path: Path) -> Non
     data = task.datasets()
     assert "data" not in task.identity()
     (tmp_path / "data").rename(tmp_path / "moved")
-    moved = SummarizeTask(**{**vars(task.config), "data_path": str(tmp_path / "moved")})
+    moved = SummarizeTask(**{**vars(task.settings), "data_path": str(tmp_path / "moved")})
     assert moved.datasets().identity == data.identity
     with (tmp_path / "moved" / "train.csv").open("a") as file:
         file.write("new,Ann: hi,They greet.\n")
@@ -109,7 +109,7 @@ def test_the_inference_model_has_its_adapters(task, ops, kind) -> None:  # type:
     """Merged, or beside weights in bf16, which would round most of an update away."""
     import torch
 
-    settings = {**vars(task.config), "lora_rank": 2, "weights": kind}
+    settings = {**vars(task.settings), "lora_rank": 2, "weights": kind}
     adapted = SummarizeTask(**settings).restore(task.datasets().artifacts)
     model = adapted.build_model(ops).eval()
     with torch.no_grad():

@@ -16,6 +16,7 @@ from tpukit.hardware.backend import TorchOps
 from tpukit.tasks.text.model.reader import build_reader, pooled, reader_groups
 from tpukit.tasks.text.settings import TextConfig
 from tpukit.tasks.text.task import TextTask
+from tpukit.train.config import build_settings
 
 SIZES = ["--hw", "cpu", "--global-batch-size", "8", "--lr", "1e-3", "--max-length", "64",
          "--set", "warmup_steps=0", "--set", "schedule=constant", "--json"]  # fmt: skip
@@ -185,7 +186,7 @@ def test_what_is_wrong_is_said_in_two_lines(place, tmp_path):
     told = failure(train(place, tmp_path / "run", "--max-length", "4096"))
     assert "a bert has 160 positions. Use --set max_length=160" in " ".join(told.split())
     with pytest.raises(ConfigError, match="overlap 60 is more than half of max_length"):
-        TextConfig(max_length=64, long_texts="windows", overlap=60)
+        build_settings(TextConfig, {"max_length": 64, "long_texts": "windows", "overlap": 60})
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "train.csv").write_text(

@@ -39,6 +39,7 @@ class EITTask(Task):
     """
 
     name = "eit"
+    settings: EITConfig
     options = EITConfig
     test_options = SamplingOptions
     folder = "results/deit"
@@ -63,14 +64,14 @@ class EITTask(Task):
 
     def __init__(self, *, normalisation: Normalisation | None = None, **settings: Any) -> None:
         """Settings are the fields of `EITConfig`; `normalisation` is a run's, None: the data's."""
-        self.config = EITConfig(**settings)
-        self.defaults = TRAINING[self.config.size]
+        super().__init__(**settings)
+        self.defaults = TRAINING[self.settings.size]
         self.diffusion = Diffusion()
         self.normalisation = normalisation
 
     def datasets(self) -> Datasets:
         """The train and valid splits of the data path, their normalisation and their digest."""
-        root = existing_data_path(Path(self.config.data_path))
+        root = existing_data_path(Path(self.settings.data_path))
         normalisation = self.normalisation or data_normalisation(root)
         train, valid = (open_split(root, name, normalisation) for name in ("train", "valid"))
         digests = f"{train.samples.digest()} {valid.samples.digest()}"
@@ -83,13 +84,13 @@ class EITTask(Task):
 
     def identity(self) -> dict[str, Any]:
         # Runs without these entries were trained with l2, and without a refinement.
-        loss = {"loss": "l1"} if self.config.error is torch.abs else {}
-        refinement = {"refinement": True} if self.config.network.refinement_channels else {}
-        return {"size": self.config.size, **loss, **refinement}
+        loss = {"loss": "l1"} if self.settings.error is torch.abs else {}
+        refinement = {"refinement": True} if self.settings.network.refinement_channels else {}
+        return {"size": self.settings.size, **loss, **refinement}
 
     def as_recorded(self, identity: Mapping[str, Any]) -> Self:
         earlier = {"loss": "l2", "refinement": False}
-        settings = asdict(self.config)
+        settings = asdict(self.settings)
         missing = {
             name: value
             for name, value in earlier.items()
@@ -103,18 +104,18 @@ class EITTask(Task):
                 f"The checkpoint holds no {NORMALISATION_FILE}.", "Is it a run of the eit task?"
             )
         normalisation = Normalisation.from_bytes(artifacts[NORMALISATION_FILE])
-        return type(self)(normalisation=normalisation, **asdict(self.config))
+        return type(self)(normalisation=normalisation, **asdict(self.settings))
 
     def build_model(self, ops: ModelOps) -> Network:
-        if self.config.reference:
-            return reference_network(self.config.network)
-        return lean_network(self.config.network, ops)
+        if self.settings.reference:
+            return reference_network(self.settings.network)
+        return lean_network(self.settings.network, ops)
 
     def initialize(self, model: nn.Module, data: Datasets) -> None:
         """The smaller networks start from ridge regression of images on voltages."""
         assert isinstance(model, Network)
         if model.voltage_images is not None:
-            side = self.config.network.learned_side
+            side = self.settings.network.learned_side
             model.voltage_images.start_from(fit_images(data.train, side))
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
@@ -132,11 +133,11 @@ class EITTask(Task):
         image = batch["image"]
         noisy = _column(batch["of_image"]) * image + _column(batch["of_noise"]) * batch["noise"]
         predicted = model(noisy, batch["t"], batch["voltages"])
-        return {"loss": self.config.error(predicted.float() - image).flatten(1).mean(1)}
+        return {"loss": self.settings.error(predicted.float() - image).flatten(1).mean(1)}
 
     def example_batches(self, rows: int) -> list[Batch]:
         rng = np.random.default_rng(0)
-        side, map_side = self.config.network.image_side, self.config.network.map_side
+        side, map_side = self.settings.network.image_side, self.settings.network.map_side
         sample = {
             "voltages": rng.standard_normal((1, map_side, map_side), dtype=np.float32),
             "image": rng.uniform(-1, 1, (1, side, side)).astype(np.float32),
@@ -144,7 +145,7 @@ class EITTask(Task):
         return [stack_samples([self.draw(sample, rng) for _ in range(rows)], rows)]
 
     def count_samples(self) -> int:
-        return len(split_files(existing_data_path(Path(self.config.data_path)), "train"))
+        return len(split_files(existing_data_path(Path(self.settings.data_path)), "train"))
 
     # -- a trained run ----------------------------------------------------------------------------
     def read_checkpoint_file(self, path: Path) -> dict[str, Tensor]:
@@ -175,7 +176,7 @@ class EITTask(Task):
 
     def trained(self, model: nn.Module, backend: Backend) -> Trained:
         """A trained model, to sample images with."""
-        return Trained(model, backend, self.config, self.normalisation)
+        return Trained(model, backend, self.settings, self.normalisation)
 
 
 def _column(values: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def evaluate_classes(
     images = _test_images(task, request, log)
     task.require_seen_views(request.run.path if request.run else "the model")
     images = images.part(request.chosen(range(len(images))))
-    if task.config.damaged == "stop":
+    if task.settings.damaged == "stop":
         check_headers(images.files, values=task.values)
     predicted = predictions_of(task, model, backend, images, request.batch_size)
     readable = np.isfinite(predicted).all(1)
@@ -85,8 +85,8 @@ def predictions_of(
 
 def _test_images(task: ImageTraining, request: EvaluationRequest, log: Log) -> LabelledImages:
     """The run's validation images, or a folder or table with labels."""
-    home = str(request.data_path or task.config.data_path)
-    config, known = replace(task.config, data_path=home), task.predicts
+    home = str(request.data_path or task.settings.data_path)
+    config, known = replace(task.settings, data_path=home), task.predicts
     if request.data in (None, "valid"):
         train, valid = listing.find_training_images(config, known)
         if not len(valid):

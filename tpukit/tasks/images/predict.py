@@ -36,16 +36,16 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
 
     Raises DataError naming what is missing.
     """
-    beside = table_file(Path(request.data_path or task.config.data_path), "test")
+    beside = table_file(Path(request.data_path or task.settings.data_path), "test")
     path = request.sample_submission or request.test_csv or (beside if beside.is_file() else None)
-    folder = listing.find_test_folder(task.config, request.data_path)
+    folder = listing.find_test_folder(task.settings, request.data_path)
     if path is None and task.beside is None:
         files = listing.image_files(folder)
         if not files:
             raise DataError(f"there is no image in {folder}.", "Name another with --data-path.")
-        return ToPredict(listing.ids_of(files, folder), files, task.config.id_column or "id")
+        return ToPredict(listing.ids_of(files, folder), files, task.settings.id_column or "id")
     table = table_with_rows(path or beside)
-    column = id_column_of(table, task.config.id_column, needed=1)
+    column = id_column_of(table, task.settings.id_column, needed=1)
     ids, files = table.column(column), listing.files_of(table, column, folder)
     if task.beside is None:
         return ToPredict(ids, files, column)
@@ -78,11 +78,11 @@ def check_images(task: ImageTraining, request: PredictionRequest) -> None:
     """Raises what is known of the images to predict before a device is opened."""
     found = find_images(task, request)
     task.require_seen_views(request.run.path)
-    neutral_row(learned(task), task.config.damaged_row)
+    neutral_row(learned(task), task.settings.damaged_row)
     sample = request.sample_submission and read_table(request.sample_submission)
     form_of(learned(task), sample or None, found.id_column,
-            probabilities=task.config.probabilities)  # fmt: skip
-    if task.config.damaged == "stop":
+            probabilities=task.settings.probabilities)  # fmt: skip
+    if task.settings.damaged == "stop":
         check_headers(found.files, values=task.values)
 
 
@@ -96,7 +96,7 @@ def predicted_images(
     labels = LabelledImages(tuple(found.files), blank, target, texts=tuple(found.texts))
     return Predictions(
         found.ids, predictions_of(task, model, backend, labels), target, found.id_column,
-        task.config.damaged_row, task.config.probabilities,
+        task.settings.damaged_row, task.settings.probabilities,
     )  # fmt: skip
 
 

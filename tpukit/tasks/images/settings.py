@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
-from tpukit.errors import ConfigError
-from tpukit.io.ranges import Range, range_problems, setting
+from tpukit.io.ranges import Range, setting
 from tpukit.tasks.images.data.depth import ValueRange
 from tpukit.train.labelled import TableSettings
 from tpukit.train.target_loss import LossName
@@ -80,33 +79,20 @@ class ImagesConfig(TableSettings):
     classes: int = setting(1000, Range(1, 10**6))
     """Number of classes where no data is opened, as in `probe-batch`."""
 
-    def __post_init__(self) -> None:
-        for name in ("columns", "features", "tta"):
-            if isinstance(value := getattr(self, name), list):
-                object.__setattr__(self, name, ",".join(map(str, value)))
-        problems = range_problems(self, str)
-        for name, hint in get_type_hints(ImagesConfig).items():
-            value, allowed = getattr(self, name), get_args(hint)
-            choices = [c for part in (hint, *allowed) if get_origin(part) is Literal
-                       for c in get_args(part)]  # fmt: skip
-            if choices and value is not None and value not in choices:
-                problems.append(f"{name} {value!r} is not {' or '.join(choices)}.")
-            elif hint in (str, str | None) and value is not None:
-                # What is named by a number is read as one by `--set`.
-                object.__setattr__(self, name, str(value))
+    def problems(self) -> Iterator[str]:
+        """What is wrong beyond types and ranges."""
         try:
             _ = self.value_range and ValueRange.parse(self.value_range)
         except ValueError:
-            problems.append(
+            yield (
                 f"value_range {self.value_range!r} is not MIN:MAX, two numbers, the smaller first."
             )
-        problems += self.fold_problems()
-        problems += [f"tta {name!r} is not one of {', '.join(VIEWS)}." for name in self.views
-                     if name not in VIEWS]  # fmt: skip
+        yield from super().problems()
+        for name in self.views:
+            if name not in VIEWS:
+                yield f"tta {name!r} is not one of {', '.join(VIEWS)}."
         if self.features is not None and (self.mixup or self.cutmix):
-            problems.append("mixup and cutmix mix images, not the features beside them.")
-        if problems:
-            raise ConfigError(" ".join(problems))
+            yield "mixup and cutmix mix images, not the features beside them."
 
     @property
     def views(self) -> list[str]:

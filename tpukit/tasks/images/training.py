@@ -56,6 +56,8 @@ class ImageTraining(Task):
     `box` (rows, 4).
     """
 
+    settings: ImagesConfig
+
     def __init__(
         self,
         *,
@@ -72,10 +74,10 @@ class ImageTraining(Task):
         keeps_whole: see `classifier.input_format`.
         values: a run's scale of images of more than 8 bits; None: each has its own.
         """
-        self.config = ImagesConfig(**settings)
-        given = self.config.value_range
+        super().__init__(**settings)
+        given = self.settings.value_range
         self.values = values if given is None else ValueRange.parse(given)
-        classifier.require_model(self.config.model)
+        classifier.require_model(self.settings.model)
         self.predicts = Target.from_json(predicts) if isinstance(predicts, str) else predicts
         self.keeps_whole = keeps_whole
         self.beside = TableFeatures.from_json(beside) if isinstance(beside, str) else beside
@@ -83,26 +85,26 @@ class ImageTraining(Task):
     @property
     def criterion(self) -> TargetLoss:
         """The loss of what is learned; where no data is opened, of `classes` classes."""
-        names = tuple(map(str, range(self.config.classes)))
-        return TargetLoss(self.predicts or Target("class", ("label",), names), self.config.loss)
+        names = tuple(map(str, range(self.settings.classes)))
+        return TargetLoss(self.predicts or Target("class", ("label",), names), self.settings.loss)
 
     @cached_property
     def input(self) -> classifier.InputFormat:
         """The format of the model's images."""
-        return classifier.input_format(self.config, keeps_whole=self.keeps_whole)
+        return classifier.input_format(self.settings, keeps_whole=self.keeps_whole)
 
     @cached_property
     def transforms(self) -> dict[bool, augmentation.Transform]:
         """PIL image -> pixels, by whether it is augmented."""
-        return augmentation.transforms(self.input, self.config)
+        return augmentation.transforms(self.input, self.settings)
 
     # -- data ------------------------------------------------------------------------------------
     def datasets(self) -> Datasets:
         """The images of the data path, and their classes."""
         _ = self.transforms  # a wrong setting of theirs ends here
-        train, valid = listing.find_training_images(self.config, self.predicts)
+        train, valid = listing.find_training_images(self.settings, self.predicts)
         says = self.predicts is None and is_first_rank()
-        for remark in listing.remarks(self.config, train) if says else ():
+        for remark in listing.remarks(self.settings, train) if says else ():
             print(remark, file=sys.stderr, flush=True)
         self._find_range(train.files, valid.files)
         self.predicts = self.predicts or train.target.fitted(train.values)
@@ -128,12 +130,12 @@ class ImageTraining(Task):
 
         The first rank looks at the files, before the others, which find what it found.
         """
-        is_known = self.config.value_range is not None or self.predicts is not None
+        is_known = self.settings.value_range is not None or self.predicts is not None
         kept = KeptRange([file for part in parts for file in part])
         if not is_first_rank() and (is_known or (found := kept.read())):
             self.values = self.values if is_known else found
             return
-        kinds = check_headers(*parts, skip=self.config.damaged == "skip")
+        kinds = check_headers(*parts, skip=self.settings.damaged == "skip")
         if is_known:
             return
         unread = [f for f in kept.files if not (f in kinds or f.lower().endswith(SHALLOW_SUFFIXES))]
@@ -144,14 +146,14 @@ class ImageTraining(Task):
 
     def samples(self, images: listing.LabelledImages, *, augment: bool = False) -> ImageFiles:
         """A data set of these images."""
-        skip = self.config.damaged == "skip"
+        skip = self.settings.damaged == "skip"
         return ImageFiles(
             images, self.input.side, augment=augment, skip_damaged=skip, values=self.values,
             features=self.beside,
         )  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
-        values = {n: value for n, value in asdict(self.config).items() if n not in ELSEWHERE}
+        values = {n: value for n, value in asdict(self.settings).items() if n not in ELSEWHERE}
         if self.values not in (None, SIXTEEN_BITS):
             values["value_range"] = str(self.values)
         # Older runs do not record them.
@@ -169,7 +171,7 @@ class ImageTraining(Task):
         return type(self)(
             predicts=learned, beside=beside, values=values,
             # Runs that kept no configuration did not crop images of another size.
-            keeps_whole=self.keeps_whole or CONFIG_FILE not in artifacts, **asdict(self.config),
+            keeps_whole=self.keeps_whole or CONFIG_FILE not in artifacts, **asdict(self.settings),
         )  # fmt: skip
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
@@ -177,7 +179,7 @@ class ImageTraining(Task):
         if sample["augment"]:
             with augmentation.global_generators(int(rng.integers(2**32))):
                 pixels = self.transforms[True](sample["image"])
-            mixed = augmentation.draw_mix(rng, self.config, self.input.side)
+            mixed = augmentation.draw_mix(rng, self.settings, self.input.side)
         else:
             # Without the generators, which another thread may be training with.
             pixels = self.transforms[False](sample["image"])
@@ -190,7 +192,7 @@ class ImageTraining(Task):
     def _weight(self, label: NDArray[Any] | None) -> dict[str, Any]:
         """A training sample's `weight` by its class, or weights of its labels, where classes have
         weights; else 1."""
-        if self.config.class_weights == "none":
+        if self.settings.class_weights == "none":
             return {}
         target = self.criterion.target
         name = "label_weight" if target.kind == "labels" else "weight"
@@ -217,25 +219,25 @@ class ImageTraining(Task):
         return [stack_samples([sample] * rows, rows)]
 
     def count_samples(self) -> int:
-        return len(listing.find_training_images(self.config, self.predicts)[0])
+        return len(listing.find_training_images(self.settings, self.predicts)[0])
 
     # -- model -----------------------------------------------------------------------------------
     def build_model(self, ops: ModelOps) -> nn.Module:
-        return classifier.build_classifier(self.config, self.criterion.outputs, self.beside)
+        return classifier.build_classifier(self.settings, self.criterion.outputs, self.beside)
 
     def initialize(self, model: nn.Module, data: Datasets) -> None:
-        if self.config.pretrained != "none":
-            classifier.load_pretrained(model, self.config)
+        if self.settings.pretrained != "none":
+            classifier.load_pretrained(model, self.settings)
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
-        return list(classifier.layer_groups(model, weight_decay, self.config.layer_decay))
+        return list(classifier.layer_groups(model, weight_decay, self.settings.layer_decay))
 
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Each row's loss; while training with label smoothing, mixed pairs and weights of the
         classes or labels."""
         image, label = self.input.normalised(batch["image"]), batch["label"]
-        mixes = model.training and (self.config.mixup > 0 or self.config.cutmix > 0)
-        smoothing = self.config.smoothing if model.training else 0.0
+        mixes = model.training and (self.settings.mixup > 0 or self.settings.cutmix > 0)
+        smoothing = self.settings.smoothing if model.training else 0.0
         weight = batch.get("weight") if model.training else None
         labels = batch.get("label_weight") if model.training else None
         if mixes:
@@ -281,7 +283,7 @@ class ImageTraining(Task):
     def require_seen_views(self, run: object) -> None:
         """Raises ConfigError where test-time augmentation shows what the training of a run has
         not."""
-        unseen = [] if self.config.force_tta else [*self.config.unseen_views()]
+        unseen = [] if self.settings.force_tta else [*self.settings.unseen_views()]
         if unseen:
             raise ConfigError(
                 f"tta: {run} was trained without {', '.join(unseen)}.",
@@ -292,7 +294,7 @@ class ImageTraining(Task):
         """(rows, predicted) of each row's image; with test-time augmentation their mean. A row
         without an image is NaN."""
         image = self.input.normalised(batch["image"])
-        shown = [*augmentation.views(image, self.config.views)]
+        shown = [*augmentation.views(image, self.settings.views)]
         found = self._predicted(model, shown[0], batch)
         for view in shown[1:]:
             found = found + self._predicted(model, view, batch)

@@ -2,14 +2,14 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import AdamSettings
-from tpukit.io.ranges import DECAY, LARGEST_COUNT, SEED, Range, range_problems, setting
+from tpukit.io.ranges import DECAY, LARGEST_COUNT, SEED, Range, setting
 from tpukit.tasks.llm.data.prompt import PromptStyle
 from tpukit.tasks.llm.data.rows import Columns
 from tpukit.tasks.llm.model.sizes import SIZES
@@ -83,10 +83,10 @@ class SummarizeConfig:
     """Several samples to a row; else one, filled up to the longest."""
     dropout: float = setting(0.0, DECAY)
     """Dropout on embeddings and residual branches, of models that have some (GPT-2)."""
-    recompute: bool | str = False
+    recompute: bool | Literal["auto"] = False
     """Recompute blocks in the backward pass instead of keeping them; `auto`: where the step does
     not fit otherwise, or is faster so."""
-    weights: str = "fp32"
+    weights: Literal["fp32", "bf16", "nf4"] = "fp32"
     """`fp32`; `bf16`: frozen weights take half the memory, and AdamW keeps fp32 master copies of
     trained ones; `nf4`: weights beside adapters are in 4 bits (bitsandbytes; a GPU or CPU)."""
     adapter: str | None = None
@@ -112,22 +112,15 @@ class SummarizeConfig:
     generation_slots: int = setting(32, Range(1, 2**16))
     """Batch size of generation on each device."""
 
-    def check(self) -> None:
-        """Raises `ConfigError` for values that make no sense."""
-        problems = range_problems(self, str)
-        if self.weights not in ("fp32", "bf16", "nf4"):
-            problems.append(f"weights {self.weights!r} is neither fp32, bf16 nor nf4.")
+    def problems(self) -> Iterator[str]:
+        """What is wrong beyond types and ranges. Raises ConfigError for a prompt's mistakes."""
         if self.weights == "nf4" and not self.adapts:
-            problems.append("weights nf4 are not trained: they need lora_rank or adapter.")
+            yield "weights nf4 are not trained: they need lora_rank or adapter."
         if self.weights == "nf4" and self.from_scratch:
-            problems.append("weights nf4 are read again with each start: they need init.")
+            yield "weights nf4 are read again with each start: they need init."
         if self.rejected_column and self.loss_on_prompt:
-            problems.append("loss_on_prompt: of preferences the completions alone are learned.")
-        if self.recompute not in (True, False, "auto"):
-            problems.append(f"recompute {self.recompute!r} is neither true, false nor auto.")
+            yield "loss_on_prompt: of preferences the completions alone are learned."
         self.style.check()
-        if problems:
-            raise ConfigError(" ".join(problems), "`summarize-train --help` lists values.")
 
     @property
     def style(self) -> PromptStyle:

@@ -101,6 +101,7 @@ class SummarizeTask(Task):
     """Learns the summary that follows a dialogue; only its tokens are targets."""
 
     name = "llm"
+    settings: SummarizeConfig
     earlier_names: ClassVar[tuple[str, ...]] = ("summarize",)
     options = SummarizeConfig
     predict_options = Decoding
@@ -134,35 +135,34 @@ class SummarizeTask(Task):
 
     def __init__(self, **settings: Any) -> None:
         """Settings are the fields of `SummarizeConfig`."""
-        self.config = SummarizeConfig(**settings)
-        self.config.check()
-        adapted, whole = (LORA_LR, 1e-3 if self.config.from_scratch else FINE_TUNING.lr)
-        if self.config.rejected_column:
+        super().__init__(**settings)
+        adapted, whole = (LORA_LR, 1e-3 if self.settings.from_scratch else FINE_TUNING.lr)
+        if self.settings.rejected_column:
             adapted, whole = DPO_LORA_LR, DPO_LR
-        self.defaults = replace(FINE_TUNING, lr=adapted if self.config.adapts else whole)
+        self.defaults = replace(FINE_TUNING, lr=adapted if self.settings.adapts else whole)
 
     # -- data -------------------------------------------------------------------------------------
     @property
     def train_file(self) -> Path:
-        return training_file(local_data(self.config.data_path))
+        return training_file(local_data(self.settings.data_path))
 
     @cached_property
     def tokenizer(self) -> Tokenizer | HubTokenizer:
         """A run's tokenizer, else the one read, or trained on the training file."""
-        name = self.config.tokenizer
+        name = self.settings.tokenizer
         if not name:
             weights = self._weights_folder()
             name = weights if weights and has_tokenizer(Path(weights)) else "gpt2"
         if name == "train":
-            columns = self.config.style.columns
-            return trained_tokenizer(self.train_file, self.config.vocabulary_size, columns)
+            columns = self.settings.style.columns
+            return trained_tokenizer(self.train_file, self.settings.vocabulary_size, columns)
         found = load_tokenizer(name)
-        return found.for_chat() if self.config.chat and isinstance(found, HubTokenizer) else found
+        return found.for_chat() if self.settings.chat and isinstance(found, HubTokenizer) else found
 
     @cached_property
     def _named(self) -> str:
         """The weights to start from: a directory, of an address its copy, or a name on the hub."""
-        named = self.config.init or self.config.model
+        named = self.settings.init or self.settings.model
         if is_hub_data(named):
             return named.removeprefix("hf://")
         return str(local_copy(named)) if address_of(named) else named
@@ -170,8 +170,8 @@ class SummarizeTask(Task):
     def _weights_folder(self) -> str | None:
         """Where the weights lie; those of a public model other than GPT-2 are downloaded."""
         named = self._named
-        if self.config.from_scratch or named in GPT2_SIZES:
-            return self.config.init
+        if self.settings.from_scratch or named in GPT2_SIZES:
+            return self.settings.init
         from tpukit.tasks.hub.models import download, is_on_hub
         from tpukit.tasks.llm.model.sizes import named_sizes
 
@@ -182,7 +182,7 @@ class SummarizeTask(Task):
     @cached_property
     def prompt_format(self) -> PromptFormat:
         """Builds prompts for the model."""
-        return PromptFormat(self.tokenizer, self.shape.block_size, self.config.style)
+        return PromptFormat(self.tokenizer, self.shape.block_size, self.settings.style)
 
     def datasets(self) -> Datasets:
         """Training and validation samples as tokens; the cache is built on first use."""
@@ -192,7 +192,7 @@ class SummarizeTask(Task):
                 "`tpukit data dialogues --out data` makes one to try; --data-path names yours.",
             )
         train, valid = self._parts()
-        if self.config.packing and not self.packs:
+        if self.settings.packing and not self.packs:
             kind = self.shape.config.model_type
             if self.has_pairs:
                 raise ConfigError(
@@ -202,7 +202,7 @@ class SummarizeTask(Task):
                 )
             with Progress("Rows") as progress:
                 progress.message(f"One sample to a row, for a {kind}: {self.rows.reason}.")
-        whole, pairs = self.config.loss_on_prompt, self.has_pairs
+        whole, pairs = self.settings.loss_on_prompt, self.has_pairs
         sizes = [sample_sizes(*part, whole=whole) for part in (train, valid)]
         set_sizes = SetSizes.of(*sizes)
         return Datasets(
@@ -219,22 +219,24 @@ class SummarizeTask(Task):
     def _parts(self) -> list[tuple[TokenCache, Array]]:
         """Training and validation samples: a cache, and which of its samples."""
         cache = self.open_cache(self.train_file)
-        if self.config.valid_file is None:
-            split = split_indices(len(cache), self.config.valid_fraction, self.config.split_seed)
+        if self.settings.valid_file is None:
+            split = split_indices(
+                len(cache), self.settings.valid_fraction, self.settings.split_seed
+            )
             return [(cache, indices) for indices in split]
-        valid = self.open_cache(Path(self.config.valid_file))
+        valid = self.open_cache(Path(self.settings.valid_file))
         return [(part, np.arange(len(part))) for part in (cache, valid)]
 
     def open_cache(self, path: Path) -> TokenCache:
         block_size = self.shape.block_size
         with Progress(f"Tokenising {path.name}") as progress:
             cache = open_token_cache(
-                path, self.tokenizer, block_size, progress=progress, style=self.config.style
+                path, self.tokenizer, block_size, progress=progress, style=self.settings.style
             )
             if cache.skipped:
                 progress.message(
                     f"{path}: {cache.skipped} of {cache.skipped + len(cache)} rows left out:"
-                    f" {self.config.style.too_long(block_size)}."
+                    f" {self.settings.style.too_long(block_size)}."
                 )
         return cache
 
@@ -275,14 +277,14 @@ class SummarizeTask(Task):
     @cached_property
     def pretrained(self) -> "Pretrained | None":
         """The weights to start from; None from scratch."""
-        if self.config.from_scratch:
+        if self.settings.from_scratch:
             return None
         from tpukit.tasks.llm.model.load import read_pretrained, require_vocabulary
 
         named = self._named
-        given = None if self.config.init is None else self.config.model
+        given = None if self.settings.init is None else self.settings.model
         size = None if given == SummarizeConfig.model else given
-        found = read_pretrained(named, self.config.block_size, size)
+        found = read_pretrained(named, self.settings.block_size, size)
         require_vocabulary(found, self.tokenizer)
         return found
 
@@ -296,7 +298,7 @@ class SummarizeTask(Task):
     def _from_scratch(self, vocabulary_size: int) -> "Shape":
         from tpukit.tasks.llm.model.load import from_scratch
 
-        return from_scratch(self.config.model, vocabulary_size, self.config.block_size)
+        return from_scratch(self.settings.model, vocabulary_size, self.settings.block_size)
 
     @cached_property
     def rows(self) -> "Rows":
@@ -307,15 +309,15 @@ class SummarizeTask(Task):
 
     @property
     def packs(self) -> bool:
-        return self.config.packing and self.rows.packed
+        return self.settings.packing and self.rows.packed
 
     def forms(self) -> Sequence[Self]:
         """With `recompute=auto` the task without and with recomputation."""
-        if self.config.recompute != "auto":
+        if self.settings.recompute != "auto":
             return (self,)
         return tuple(
             self._with(
-                config=replace(self.config, recompute=choice),
+                config=replace(self.settings, recompute=choice),
                 given_settings={**self.given_settings, "recompute": choice},
             )
             for choice in (False, True)
@@ -324,12 +326,12 @@ class SummarizeTask(Task):
     @cached_property
     def adapter(self) -> dict[str, Any] | None:
         """The fields of peft's configuration: a run's, or the config's."""
-        return self.config.adapter_fields()
+        return self.settings.adapter_fields()
 
     @property
     def has_pairs(self) -> bool:
         """Whether samples are a completion and a rejected one."""
-        return self.config.rejected_column is not None
+        return self.settings.rejected_column is not None
 
     def build_model(self, ops: ModelOps) -> nn.Module:
         model = self._language_model(ops)
@@ -348,14 +350,14 @@ class SummarizeTask(Task):
 
         folder = None if self.pretrained is None else self.pretrained.folder
         lm = load_lm(
-            self.shape, self._dtype, dropout=self.config.dropout, folder=folder,
+            self.shape, self._dtype, dropout=self.settings.dropout, folder=folder,
             drawn=not self.is_restored, attention=self.rows.attention,
         )  # fmt: skip
-        packs = self.config.weights == "nf4"
+        packs = self.settings.weights == "nf4"
         if packs:
             (four_bits.rounded_to_four_bits if unpacked else four_bits.in_four_bits)(lm)
         if self.adapter:
-            continued, takes = self.config.lora_init, adapters.takes_part(self.adapter)
+            continued, takes = self.settings.lora_init, adapters.takes_part(self.adapter)
             if self.has_pairs and continued and takes:
                 raise ConfigError(
                     f"lora_init {continued}: preferences do not go on from PiSSA or OLoRA itself.",
@@ -367,7 +369,7 @@ class SummarizeTask(Task):
             )  # fmt: skip
             if continued and not self.is_restored:
                 adapters.load_adapter(lm, Path(continued).expanduser())
-        recompute = self.config.recompute not in (False, "auto")
+        recompute = self.settings.recompute not in (False, "auto")
         last = self.rows.last_at_wanted
         model = LanguageModel(lm, ops, recompute=recompute, last_at_wanted=last)
         if packs:
@@ -377,7 +379,7 @@ class SummarizeTask(Task):
     @property
     def _dtype(self) -> torch.dtype:
         """The type of the weights, adapters aside."""
-        return torch.float32 if self.config.weights == "fp32" else torch.bfloat16
+        return torch.float32 if self.settings.weights == "fp32" else torch.bfloat16
 
     def build_optimizer(
         self, groups: Sequence[ParameterGroup], settings: OptimizerSettings
@@ -397,12 +399,12 @@ class SummarizeTask(Task):
 
         tokenizer = tokenizer_from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE)
         recorded = json.loads(artifacts[MODEL_FILE])
-        own = replace(self.config, lora_init=None)
+        own = replace(self.settings, lora_init=None)
         old = None if "fields" in recorded else OldRun(recorded, own.adapter_fields())
         known = {"adapter": None} if old else {}
         if ADAPTER_FILE in artifacts:
             known["adapter"] = json.loads(artifacts[ADAPTER_FILE])
-        if self.config.weights != "nf4":  # which a checkpoint has not
+        if self.settings.weights != "nf4":  # which a checkpoint has not
             known["pretrained"] = None
         return self._with(
             tokenizer=tokenizer,
@@ -413,13 +415,13 @@ class SummarizeTask(Task):
         )
 
     def for_probing(self) -> Self:
-        if self.config.init not in (None, FROM_SCRATCH):
+        if self.settings.init not in (None, FROM_SCRATCH):
             _ = self.rows
             return self
-        if self.config.tokenizer == "train":
-            vocabulary = self.config.vocabulary_size
-        elif self.config.tokenizer in (None, "gpt2"):
-            vocabulary = parse_model_size(self.config.model)["vocab_size"]
+        if self.settings.tokenizer == "train":
+            vocabulary = self.settings.vocabulary_size
+        elif self.settings.tokenizer in (None, "gpt2"):
+            vocabulary = parse_model_size(self.settings.model)["vocab_size"]
         else:
             vocabulary = self.tokenizer.vocabulary_size
         task = self._with(shape=self._from_scratch(vocabulary), pretrained=None)
@@ -445,7 +447,7 @@ class SummarizeTask(Task):
                 before = model(
                     batch["tokens"], batch["wanted"], labels=labels, at_start=True, **packed
                 )
-            return preference_loss(losses, before, batch["pairs"], self.config.dpo_beta)
+            return preference_loss(losses, before, batch["pairs"], self.settings.dpo_beta)
         weight = (labels != IGNORED).float().sum()
         return {"loss": losses.sum() / weight.clamp(min=1.0), "weight": weight}
 
@@ -468,12 +470,12 @@ class SummarizeTask(Task):
         default = SummarizeConfig()
         return {
             **{
-                name: getattr(self.config, name)
+                name: getattr(self.settings, name)
                 for name in kept
                 # Runs from before these settings had none of them.
-                if name not in PROMPTING or getattr(self.config, name) != getattr(default, name)
+                if name not in PROMPTING or getattr(self.settings, name) != getattr(default, name)
             },
-            **{name: Path(getattr(self.config, name) or "").name for name in files},
+            **{name: Path(getattr(self.settings, name) or "").name for name in files},
         }
 
     # -- a trained run ----------------------------------------------------------------------------
@@ -505,7 +507,7 @@ class SummarizeTask(Task):
         return evaluate_run(self._trained(model, backend), request, log)
 
     def check_prediction(self, request: PredictionRequest) -> None:
-        checked_job(self.config, request)
+        checked_job(self.settings, request)
 
     def predict(
         self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
@@ -521,7 +523,7 @@ class SummarizeTask(Task):
                 "Write it with `tpukit test --export DIR`, and generate with transformers.",
             )
         # Of pairs the chosen completions are evaluated.
-        config = replace(self.config, rejected_column=None)
+        config = replace(self.settings, rejected_column=None)
         return TrainedSummarizer(
             self._with(config=config), model, backend, config, self.prompt_format, self.train_file
         )
@@ -539,21 +541,21 @@ class SummarizeTask(Task):
             files = adapters.adapter_files(model.lm)
             adapters.merge_adapter(model.lm)
         return export_hugging_face(
-            folder, self.shape, model.lm, self.tokenizer, self.config.style, files
+            folder, self.shape, model.lm, self.tokenizer, self.settings.style, files
         )
 
     # -- scores -----------------------------------------------------------------------------------
     def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
         """ROUGE on the first few validation samples, greedily."""
         assert isinstance(data, TokenSamples)
-        count = min(self.config.score_samples, len(data))
+        count = min(self.settings.score_samples, len(data))
         if count == 0 or not self.rows.packed:
             return {}
         parts = [data.prompt_and_targets(index) for index in range(count)]
         prompts = [Prompt(index, prompt) for index, (prompt, _) in enumerate(parts)]
         room = self.shape.block_size - min(len(prompt) for prompt, _ in parts)
-        decoding = Decoding(max_new_tokens=min(self.config.max_new_tokens, room))
-        batch_size = self.config.generation_slots
+        decoding = Decoding(max_new_tokens=min(self.settings.max_new_tokens, room))
+        batch_size = self.settings.generation_slots
         was_training = model.training
         model.eval()
         try:

@@ -1,10 +1,10 @@
 """Settings of the text task."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
-from tpukit.errors import ConfigError
-from tpukit.io.ranges import DECAY, Range, range_problems, setting
+from tpukit.io.ranges import DECAY, Range, setting
 from tpukit.train.labelled import TableSettings
 from tpukit.train.target_loss import LossName
 
@@ -59,24 +59,11 @@ class TextConfig(TableSettings):
     probabilities: bool = False
     """Whether `predict` writes a column of probabilities for each class."""
 
-    def __post_init__(self) -> None:
-        for name in ("columns", "text_columns", "lora_targets"):
-            value = getattr(self, name)
-            if isinstance(value, list):
-                object.__setattr__(self, name, ",".join(map(str, value)))
-        problems = range_problems(self, str)
-        for name, hint in get_type_hints(type(self)).items():
-            value, allowed = getattr(self, name), get_args(hint)
-            if get_origin(hint) is Literal and value not in allowed:
-                problems.append(f"{name} {value!r} is not {' or '.join(allowed)}.")
-            elif hint in (str, str | None) and value is not None:
-                # What is named by a number is read as one by `--set`.
-                object.__setattr__(self, name, str(value))
-        problems += self.fold_problems()
+    def problems(self) -> Iterator[str]:
+        """What is wrong beyond types and ranges."""
+        yield from super().problems()
         if self.long_texts == "windows" and self.overlap > self.max_length // 2:
-            problems.append(f"overlap {self.overlap} is more than half of max_length.")
-        if problems:
-            raise ConfigError(" ".join(problems))
+            yield f"overlap {self.overlap} is more than half of max_length."
 
     @property
     def texts(self) -> list[str]:

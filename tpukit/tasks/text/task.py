@@ -75,6 +75,7 @@ class TextTask(Task):
     """
 
     name = "text"
+    settings: TextConfig
     options = TextConfig
     data_columns: ClassVar[tuple[tuple[str, ...], ...]] = (
         ("text", "label"), ("text", "target"), ("full_text", "score"), ("comment_text", "toxic"),
@@ -106,8 +107,8 @@ class TextTask(Task):
 
     def __init__(self, **settings: Any) -> None:
         """Settings are the fields of `TextConfig`."""
-        self.config = TextConfig(**settings)
-        if self.config.lora_rank:
+        super().__init__(**settings)
+        if self.settings.lora_rank:
             self.defaults = replace(type(self).defaults, lr=LORA_LR)
 
     # -- data -------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class TextTask(Task):
     def criterion(self) -> TargetLoss:
         """The loss of what is learned; where no data is opened, of two classes."""
         target = self.predicts or Target("class", ("label",), ("0", "1"))
-        return TargetLoss(target, self.config.loss)
+        return TargetLoss(target, self.settings.loss)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -140,7 +141,7 @@ class TextTask(Task):
         """The folder of the model to start from."""
         from tpukit.tasks.text.model import reader
 
-        return reader.folder_of(self.config)
+        return reader.folder_of(self.settings)
 
     @cached_property
     def form(self) -> Any:
@@ -149,11 +150,11 @@ class TextTask(Task):
 
         if self.kept is not None:
             return reader.config_from(json.loads(self.kept[MODEL_FILE]))
-        return reader.read_form(self.weights, self.tokenizer, self.config)
+        return reader.read_form(self.weights, self.tokenizer, self.settings)
 
     @property
     def _data(self) -> TextConfig:
-        return replace(self.config, data_path=str(local_data(self.config.data_path)))
+        return replace(self.settings, data_path=str(local_data(self.settings.data_path)))
 
     def _table(self) -> Table | None:
         return training_table(self._data)
@@ -164,7 +165,7 @@ class TextTask(Task):
     def _columns(self, found: LabelledTable) -> tuple[str, ...]:
         tests, learned = columns_of_tests(Path(self._data.data_path)), found.target.columns
         return self.columns or tuple(
-            text_columns(found.table, self.config, found.id_column, learned, tests)
+            text_columns(found.table, self.settings, found.id_column, learned, tests)
         )
 
     def datasets(self) -> Datasets:
@@ -198,11 +199,11 @@ class TextTask(Task):
             for remark in (self._remark(), *unused_folds(table, found.target, self._data)):
                 print(remark, file=sys.stderr, flush=True)
         weights = self._weights(parts[0][1])
-        train = tokenised(self.tokenizer, *parts[0], self.config, weights)
-        valid = tokenised(self.tokenizer, *parts[1], self.config) if len(parts[1][1]) else None
+        train = tokenised(self.tokenizer, *parts[0], self.settings, weights)
+        valid = tokenised(self.tokenizer, *parts[1], self.settings) if len(parts[1][1]) else None
         known = np.concatenate([train.lengths, valid.lengths if valid else train.lengths[:0]])
-        most = self.config.max_length
-        self.lengths = tuple(chosen_lengths(known, self.config.shapes, most))
+        most = self.settings.max_length
+        self.lengths = tuple(chosen_lengths(known, self.settings.shapes, most))
         return Datasets(
             train, valid,
             artifacts={
@@ -225,7 +226,7 @@ class TextTask(Task):
         return [table.column(name) for name in self.columns]
 
     def _weights(self, values: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
-        if self.config.class_weights == "none":
+        if self.settings.class_weights == "none":
             return {}
         target = self.criterion.target
         name = "label_weight" if target.kind == "labels" else "weight"
@@ -238,14 +239,14 @@ class TextTask(Task):
         return {f"{TOKENIZER}{name}": content for name, content in files.items()}
 
     def identity(self) -> dict[str, Any]:
-        return {n: value for n, value in asdict(self.config).items() if n not in ELSEWHERE}
+        return {n: value for n, value in asdict(self.settings).items() if n not in ELSEWHERE}
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         if TEXT_FILE not in artifacts:
             raise CheckpointError(
                 f"The checkpoint holds no {TEXT_FILE}.", "Is it a run of the text task?"
             )
-        other = type(self)(**asdict(self.config))
+        other = type(self)(**asdict(self.settings))
         other.kept = artifacts
         other.predicts = Target.from_json(artifacts[TARGET_FILE])
         other.columns = tuple(json.loads(artifacts[TEXT_FILE])["columns"])
@@ -255,7 +256,9 @@ class TextTask(Task):
     def _shapes(self, data: TextSamples, settings: PlanSettings) -> LengthShapes:
         fixed = self.lengths
         if not fixed or data.lengths.max() > fixed[-1]:
-            fixed = tuple(chosen_lengths(data.lengths, self.config.shapes, self.config.max_length))
+            fixed = tuple(
+                chosen_lengths(data.lengths, self.settings.shapes, self.settings.max_length)
+            )
         return LengthShapes(data.lengths, fixed, settings.compiles)
 
     def plan(self, data: Any, settings: PlanSettings) -> BatchPlan:
@@ -295,24 +298,24 @@ class TextTask(Task):
         data = TextSamples([tokens], None, np.zeros(1, np.int64), label[None], weights)
         if "token_type_ids" in self.tokenizer.model_input_names:
             data = replace(data, kinds=[tokens * 0])
-        micros = [MicroBatch((), rows, n) for n in self.lengths[::-1] or [self.config.max_length]]
+        micros = [MicroBatch((), rows, n) for n in self.lengths[::-1] or [self.settings.max_length]]
         batches = [self.collate([data[0]] * rows, micro) for micro in micros]
         return [{**b, "attention_mask": torch.ones_like(b["attention_mask"])} for b in batches]
 
     def for_probing(self) -> Self:
-        other = type(self)(**asdict(self.config))
+        other = type(self)(**asdict(self.settings))
         other.reads_weights = False
         return other
 
     def forms(self) -> Sequence[Self]:
         """With `recompute=auto` the task without and with recomputation."""
-        if self.config.recompute != "auto":
+        if self.settings.recompute != "auto":
             return (self,)
         return tuple(self._with_recompute(choice) for choice in (False, True))
 
     def _with_recompute(self, choice: bool) -> Self:
-        other = type(self)(**{**asdict(self.config), "recompute": choice})
-        other.__dict__ |= {**self.__dict__, "config": other.config}
+        other = type(self)(**{**asdict(self.settings), "recompute": choice})
+        other.__dict__ |= {**self.__dict__, "config": other.settings}
         other.given_settings = {**self.given_settings, "recompute": choice}
         return other
 
@@ -323,15 +326,16 @@ class TextTask(Task):
         criterion, is_new = self.criterion, self.kept is None
         names = criterion.target.predicted if criterion.target.kind in ("class", "labels") else ()
         return reader.build_reader(
-            self.config, self.form, ops, outputs=criterion.outputs, names=names,
+            self.settings, self.form, ops, outputs=criterion.outputs, names=names,
             folder=self.weights if is_new and self.reads_weights else None,
-            pad=self.tokenizer.pad_token_id, recompute=self.config.recompute is True, drawn=is_new,
+            pad=self.tokenizer.pad_token_id, recompute=self.settings.recompute is True,
+            drawn=is_new,
         )  # fmt: skip
 
     def parameter_groups(self, model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
         from tpukit.tasks.text.model import reader
 
-        return list(reader.reader_groups(model, weight_decay, self.config.layer_decay))
+        return list(reader.reader_groups(model, weight_decay, self.settings.layer_decay))
 
     def scores(self, model: nn.Module, batch: Batch) -> Tensor:
         """(rows, outputs) of the model."""
@@ -342,7 +346,7 @@ class TextTask(Task):
     def loss(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Each row's loss; while training with label smoothing and weights."""
         scores, label = self.scores(model, batch), batch["label"]
-        smoothing = self.config.smoothing if model.training else 0.0
+        smoothing = self.settings.smoothing if model.training else 0.0
         labels = batch.get("label_weight") if model.training else None
         criterion = self.criterion
         loss = criterion.losses(scores, label, smoothing=smoothing, weights=labels)
@@ -371,7 +375,7 @@ class TextTask(Task):
         from tpukit.tasks.text.export import export_hugging_face_classifier
 
         model: Any = self.plain_model(weights)
-        if self.config.pooling != "model":
+        if self.settings.pooling != "model":
             text = readme(self, weights, artifacts)
             return write_export(
                 folder, model.state_dict(), {**artifacts, README_FILE: text.encode()}
@@ -379,7 +383,7 @@ class TextTask(Task):
         texts = ", ".join(f'"a {name}"' for name in self.columns[:2])
         return export_hugging_face_classifier(
             model, self.tokenizer, artifacts[TARGET_FILE], folder, texts=texts,
-            length=self.config.max_length, what=self.criterion.target,
+            length=self.settings.max_length, what=self.criterion.target,
         )  # fmt: skip
 
     def check_prediction(self, request: PredictionRequest) -> None:
@@ -397,15 +401,15 @@ class TextTask(Task):
         table, target = self._tests(request), self.criterion.target
         texts = self._texts(table)
         blank = np.zeros((len(table.rows), 1), np.float32)
-        data = tokenised(self.tokenizer, texts, blank, self.config)
+        data = tokenised(self.tokenizer, texts, blank, self.settings)
 
         def forward(batch: Batch) -> Tensor:
             found: Tensor = backend.call(model, self.predictions, batch)
             return found
 
         found = infer(self, data, forward, backend)
-        ids = id_column_of(table, self.config.id_column, needed=1)
+        ids = id_column_of(table, self.settings.id_column, needed=1)
         return Predictions(
             table.column(ids), mean_by_sample(data.text, found), target, ids,
-            probabilities=self.config.probabilities,
+            probabilities=self.settings.probabilities,
         )  # fmt: skip

@@ -41,7 +41,7 @@ def test_shrinking_averages_cells():
 def test_a_fresh_network_predicts_the_linear_image():
     data = samples(600)
     task = EITTask(size="tiny")
-    side = task.config.network.learned_side
+    side = task.settings.network.learned_side
     model = task.build_model(FakeBackend())
     task.initialize(model, Datasets(data, None))
     maps = torch.from_numpy(data[3]["voltages"])[None]

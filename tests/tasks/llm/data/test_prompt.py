@@ -357,7 +357,7 @@ def test_several_turns_learn_what_the_assistant_says(folder: Path, tmp_path: Pat
     prompt, targets = train.prompt_and_targets(0)
     assert theirs.decode(targets) == "No, Ann alone.<|im_end|>"
     assert theirs.decode(prompt).endswith("<|im_start|>assistant\n")
-    whole = SummarizeTask(**{**vars(task.config), "loss_on_prompt": True}).datasets().train
+    whole = SummarizeTask(**{**vars(task.settings), "loss_on_prompt": True}).datasets().train
     assert whole[0]["targets"] == len(whole[0]["tokens"]) - 1
 
 
@@ -427,7 +427,7 @@ def test_settings_that_do_not_go_together(tokenizer) -> None:  # type: ignore[no
         SummarizeTask(template="Sum up: {text}")
     with pytest.raises(ConfigError, match="conversations have none"):
         SummarizeTask(template="Sum up: {messages}", prompt_column="messages", chat=True)
-    named = SummarizeTask(template='{my column}, {a-b}: {"k": {dialogue}}').config.style.columns
+    named = SummarizeTask(template='{my column}, {a-b}: {"k": {dialogue}}').settings.style.columns
     assert named.further == ("my column", "a-b")
     with pytest.raises(ConfigError, match="no chat template"):
         PromptFormat(tokenizer, 64, PromptStyle(chat=True))
