@@ -136,7 +136,9 @@ class RunMonitor:
             self._say_how_long()
         unexpected = self.watch.done("train", shapes_of(batches))
         if unexpected and self.log:
-            self.log.note(f"step {self.learner.steps_done}: {unexpected} unexpected compilation(s)")
+            text = f"step {self.learner.steps_done}: {unexpected} unexpected compilation(s)"
+            self.log.note(text)
+            self.log.event("warning", text=text)
 
     def first_step_done(self) -> None:
         """Its duration, what it says of the run's, what left the device in it, and what it did not

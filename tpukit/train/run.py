@@ -183,7 +183,7 @@ def _open_log(
 ) -> tuple[RunLog, Callable[[], object]]:
     """What rank 0 writes beside checkpoints until `stack` ends: its log, and what renews the report
     and the copy at an address after each of them."""
-    folder, command = plan.folder, plan.command
+    folder = plan.folder
     cut_metrics(folder, learner.steps_done)
     tables = _config_tables(plan, learner.backend)
     write_config(folder, tables)
@@ -193,8 +193,8 @@ def _open_log(
     report = RunReport(folder, run_log.text)
     stack.callback(report.renew)
     stack.push(run_log.note_failure)
-    if "tpukit " in command:
-        run_log.note(f"Command: {command}")
+    if "tpukit " in plan.command:
+        run_log.note(f"Command: {plan.command}")
     _log_start(plan, learner, run_log)
     return run_log, partial(_after_checkpoint, report, folder)
 
@@ -286,11 +286,13 @@ def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
     needed, free = one * (KEPT + 2), shutil.disk_usage(path).free
     described = backend.describe(learner.model).items()
     device = ", ".join(f"{name} {value}" for name, value in described)
+    model = f"{count / 1e6:.1f} M parameters; batch {plan.split.describe()}"
+    command = plan.command if "tpukit " in plan.command else None
+    log.event("session", step=learner.steps_done, command=command, model=model, device=device)
     log.text(f"Running on: {device}")
     for warning in code_warnings(plan.task.loss, backend.unwrap(learner.model)):
         log.text(warning)
-    log.text(f"Model: {count / 1e6:.1f} M parameters; batch {plan.split.describe()}")
-    model = backend.unwrap(learner.model)
+    log.text(f"Model: {model}")
     if learner.ema and (copied := learner.ema.copied_floats):
         log.text(
             "EMA weights: parameters and running statistics are averaged; copied"
@@ -298,7 +300,7 @@ def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
         )
     if plan.choice:
         log.text(": ".join(plan.choice))
-    if cut := plan.split.consequences(model):
+    if cut := plan.split.consequences(backend.unwrap(learner.model)):
         log.text(cut)
     samples = _count(plan.datasets.train)
     train = "a stream of" if samples is None else samples
@@ -325,16 +327,17 @@ def _log_end(engine: Engine, result: TrainingResult, log: RunLog) -> None:
     if curve:
         log.text(f"Loss curve: {curve}; report: {plan.folder.report}")
     if result.stopped_early:
-        log.text(
+        text = (
             f"Stopped early after step {result.steps}: no better validation for"
             f" {engine.state.since_best}; best {plan.best.describe(engine.state.best)}."
         )
     elif result.finished:
         loss = math.nan if result.loss is None else result.loss
-        log.text(f"Done: {result.steps} steps, loss {loss:.4g}.")
+        text = f"Done: {result.steps} steps, loss {loss:.4g}."
     elif engine.stopped_by is not None:
-        # For people it is the error that follows; nobody may be there to read that.
         name = signal.Signals(engine.stopped_by).name
-        log.note(f"Stopped by {name} after step {result.steps}; the checkpoint is written.")
+        text = f"Stopped by {name} after step {result.steps}; the checkpoint is written."
     else:
-        log.text(f"Time is up after step {result.steps}. Go on with: {plan.command}")
+        text = f"Time is up after step {result.steps}. Go on with: {plan.command}"
+    # Of a signal the error that follows tells people; nobody may be there to read that.
+    log.end(text, result.steps, shown=engine.stopped_by is None)

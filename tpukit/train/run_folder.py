@@ -47,6 +47,7 @@ class RunFolder:
     def __post_init__(self) -> None:
         self.config = self.path / "config.toml"
         self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.log = self.path / "log.txt"
         self.logs = self.path / "logs"
@@ -77,8 +78,8 @@ class RunFolder:
             probe.unlink()
         except OSError as error:
             raise _unusable(self.path, error) from error
-        files = [self.config, self.metrics, self.log, self.lock, self.report, self.tests]
-        files.append(self.path / "loss.png")
+        files = [self.config, self.metrics, self.events, self.log, self.lock, self.report]
+        files += [self.tests, self.path / "loss.png"]
         files += [self.checkpoints / name for name in ("latest", "best")]
         files += self.logs.glob("rank-*.txt")
         for file in files:

@@ -1,4 +1,4 @@
-"""The logs of a run: JSON lines, TensorBoard events, text, the loss curve, rank logs."""
+"""The logs of a run: metrics and events as JSON lines, TensorBoard, text, the loss curve."""
 
 import faulthandler
 import io
@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -15,9 +15,12 @@ from typing import IO, Any
 
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.io.files import write_file
+from tpukit.io.json_lines import NewLines, json_rows
 from tpukit.io.secrets import without_secrets
 from tpukit.train.run_folder import RunFolder
 from tpukit.train.user_code import task_failure
+
+WARNING = "Warning: "
 
 
 class RunLog:
@@ -30,7 +33,8 @@ class RunLog:
         self._log = log
         self._text: IO[str] = folder.log.open("a", encoding="utf-8")
         self._metrics: IO[str] = folder.metrics.open("a", encoding="utf-8")
-        self._events: EventFile | None = None
+        self._events: IO[str] = folder.events.open("a", encoding="utf-8")
+        self._board: EventFile | None = None
 
     def text(self, message: str) -> None:
         """A line for people, kept in log.txt with its time."""
@@ -42,26 +46,39 @@ class RunLog:
         self._log(message)
 
     def note(self, message: str) -> None:
-        """A line for log.txt alone."""
-        line = f"{datetime.now().isoformat(timespec='seconds')} {without_secrets(message)}"
-        self._text.write(f"{line}\n")
+        """A line for log.txt alone; a warning is an event too."""
+        self._text.write(f"{_now()} {without_secrets(message)}\n")
         self._text.flush()
+        if message.startswith(WARNING):
+            self.event("warning", text=message.removeprefix(WARNING))
+
+    def event(self, kind: str, **values: Any) -> None:
+        """One JSON object in events.jsonl: a session's start or end, a failure, a warning."""
+        values = {n: without_secrets(v) if isinstance(v, str) else v for n, v in values.items()}
+        self._events.write(json.dumps({"time": _now(), "kind": kind, **values}) + "\n")
+        self._events.flush()
+
+    def end(self, text: str, step: int, *, shown: bool = True) -> None:
+        """What a session ended with after `step`."""
+        (self.text if shown else self.note)(text)
+        self.event("end", step=step, text=text)
 
     def note_failure(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Keeps what ended a run in log.txt; as `ExitStack.push` calls it."""
+        """Keeps what ended a run; as `ExitStack.push` calls it."""
         if error is not None:
-            first = (str(error).splitlines() or [""])[0]
-            self.note(f"Failed: {type(error).__name__}: {first}")
+            text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            self.note(f"Failed: {text}")
+            self.event("failure", text=text)
 
     def metric_line(self, values: Mapping[str, Any]) -> None:
         """One JSON object in metrics.jsonl, its numbers in TensorBoard's event file too."""
         self._metrics.write(json.dumps(values, allow_nan=True) + "\n")
         self._metrics.flush()
         step = int(values["step"])
-        if self._events is None:
-            self._events = EventFile(self.folder.path, step)
+        if self._board is None:
+            self._board = EventFile(self.folder.path, step)
         numbers = {n: v for n, v in values.items() if isinstance(v, int | float) and n != "step"}
-        self._events.scalars(step, numbers)
+        self._board.scalars(step, numbers)
         if self._tracker is not None:
             self._track(lambda: self._tracker.log(numbers, step=step))
 
@@ -78,24 +95,25 @@ class RunLog:
         """Closes the files."""
         if self._tracker is not None:
             self._track(self._tracker.finish)
-        self._text.close()
-        self._metrics.close()
-        if self._events is not None:
-            self._events.close()
+        for file in (self._text, self._metrics, self._events, self._board):
+            if file is not None:
+                file.close()
+
+
+def _now() -> str:
+    return datetime.now().isoformat(timespec="seconds")
+
+
+def metric_rows(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Lines of metrics.jsonl; one cut short by a kill, or damaged, is left out."""
+    for row in json_rows(lines):
+        if isinstance(row.get("step"), int) and "kind" in row:
+            yield row
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; one cut short by a kill, or damaged, is left out."""
-    rows = []
-    if folder.metrics.exists():
-        for line in folder.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row:
-                rows.append(row)
-    return rows
+    """The lines of a run's metrics.jsonl."""
+    return list(metric_rows(NewLines(folder.metrics)))
 
 
 def cut_metrics(folder: RunFolder, step: int) -> None:

@@ -125,8 +125,10 @@ def test_a_users_text_is_escaped(tmp_path):
 
 def test_secrets_are_left_out(tmp_path):
     folder = trained(tmp_path / "run", api_token="abc123456", note=SECRET, wandb_key="abc123457")
-    with folder.log.open("a") as log:
-        log.write(f"2026-01-01T00:00:00 Warning: no access to https://me:{SECRET}@host/x\n")
+    warning = {"time": "2026-01-01T00:00:00", "kind": "warning",
+               "text": f"no access to https://me:{SECRET}@host/x"}  # fmt: skip
+    with folder.events.open("a") as events:
+        events.write(json.dumps(warning) + "\n")
     RunReport(folder, pytest.fail).renew()
     page = page_of(folder)
     assert "no access to https://[left out]@host" in page
@@ -203,31 +205,32 @@ def test_training_and_validation_share_a_chart(tmp_path):
                      "Worst loss": ["training", "validation, far"]}  # fmt: skip
 
 
-def test_the_log_gives_sessions_times_and_warnings(tmp_path):
-    log = tmp_path / "log.txt"
-    log.write_text(
-        "2026-01-01T10:00:00 Command: tpukit train\n"
-        "2026-01-01T10:00:01 Run: r, step 0 of 30; checkpoints need up to 1 KiB\n"
-        "2026-01-01T10:00:01 Predicted for v5e-8 (libtpu): 3.20 of 15.75 GiB a chip\n"
-        "2026-01-01T10:00:11 step 10: loss 1\n"
-        "2026-01-01T10:00:11 Warning: gradient norm 1.5e+03 is large: lower --lr?\n"
-        "2026-01-01T10:00:21 step 20: loss 1\n"
-        "2026-01-02T09:00:00 Run: r, step 10 of 30; checkpoints need up to 1 KiB\n"
-        "2026-01-02T09:00:05 step 20: loss 1\n"
+def event(kind, time, **values):
+    return json.dumps({"time": f"2026-01-{time}", "kind": kind, **values}) + "\n"
+
+
+def test_events_give_sessions_and_warnings(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.log.write_text("any line\n")
+    folder.events.write_text(
+        event("session", "01T10:00:01", step=0, command="tpukit train")
+        + event("warning", "01T10:00:11", text="gradient norm 1.5e+03 is large")
+        + event("failure", "01T10:00:12", text="ValueError: no")
+        + event("session", "02T09:00:00", step=10, command="tpukit again")
     )
-    history = History(log)
+    history = History(folder)
     history.read()
-    # The second session did steps 11 to 20 again.
-    assert history.clock.thinned(9) == [[10, 10], [20, 15]]
-    with log.open("a") as file:
-        file.write("2026-01-02T09:00:06 Warning: gradient norm 9.1e+03 is large: lower --lr?\n")
-        file.write("2026-01-02T09:00:25 Done: 30 steps, loss 1.\n2026-01-02T09:0")
+    assert (history.sessions, history.step, history.ended, history.failure) == (2, 10, "", None)
+    with folder.events.open("a") as file:
+        file.write(event("warning", "02T09:00:06", text="gradient norm 9.1e+03 is large"))
+        file.write(event("end", "02T09:00:25", step=30, text="Done: 30 steps.") + '{"time": "20')
     history.read()
-    assert (history.sessions, history.seconds, history.ended[:5]) == (2, 35, "Done:")
+    assert (history.sessions, history.step, history.ended) == (2, 30, "Done: 30 steps.")
+    assert history.session["command"] == "tpukit again" and [*history.tail] == ["any line"]
+    assert history.began == datetime(2026, 1, 1, 10, 0, 1)
     [warning] = history.warnings.values()
     assert (warning.count, warning.last) == (2, datetime(2026, 1, 2, 9, 0, 6))
     assert "9.1e+03" in warning.text
-    assert history.about == {"Predicted for v5e-8 (libtpu)": "3.20 of 15.75 GiB a chip"}
 
 
 SCORED = {
@@ -274,10 +277,9 @@ def test_the_tiles_agree_with_the_log_and_the_rate_is_the_mean(tmp_path):
     rows = [{**row, "step": 100, "samples_per_second": 10.0},
             {**row, "step": 105, "samples_per_second": 100.0}]  # fmt: skip
     folder = written(tmp_path / "run", rows)
-    folder.log.write_text(
-        "2026-01-01T10:00:01 Run: r, step 0 of 200; checkpoints need up to 1 KiB\n"
-        "2026-01-01T10:00:11 step 105: loss 1\n"
-        "2026-01-01T10:00:12 Time is up after step 108. Go on with: tpukit train\n"
+    folder.events.write_text(
+        event("session", "01T10:00:01", step=0)
+        + event("end", "01T10:00:12", step=108, text="Time is up after step 108.")
     )
     assert warned(folder) == []
     page = page_of(folder)

@@ -2,23 +2,18 @@
 
 import html
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from tpukit.errors import CheckpointError, UsageError
 from tpukit.io.lock import is_held
 from tpukit.io.units import format_duration
+from tpukit.train.report.history import History
 from tpukit.train.run_folder import RunFolder, read_config, read_last_best, unfinished_at
 from tpukit.train.run_log import read_metrics
 
-LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d) (.*)")
-"""A line of log.txt: its time and what it says."""
-BEGINS, FAILED = "Running on: ", "Failed: "
 LEFT_OUT = {"results_dir", "resume", "resume_from", "source", "log_every", "num_workers"}
 """Settings of a run that tell nothing of what it learns."""
 LONGEST = 32
@@ -70,45 +65,33 @@ def _read(path: Path) -> ComparedRun:
     except CheckpointError as error:
         return ComparedRun(str(path), "failed", error.message, None, None, None, 0, None, 0.0,
                            None, {})  # fmt: skip
-    rows, log = read_metrics(folder), _log_lines(folder.log)
+    rows = read_metrics(folder)
     best = read_last_best(folder)
     name = next((key for key in best if key != "step"), None)
     rates = [row["mfu"] for row in rows if row["kind"] == "train" and row.get("mfu")]
-    state, cause = _state(folder, config, [text for _, text in log])
+    state, cause = _state(folder, config)
     total = config.get("decided", {}).get("total_steps")
     settings = {**config["train"], **config["task"]}
     return ComparedRun(
         str(path), state, cause, name, best[name] if name else None,
         int(best["step"]) if name else None, max((row["step"] for row in rows), default=0), total,
-        _seconds(log), sum(rates) / len(rates) if rates else None,
+        max((row.get("elapsed_seconds", 0.0) for row in rows), default=0.0),
+        sum(rates) / len(rates) if rates else None,
         {key: value for key, value in settings.items() if key not in LEFT_OUT},
     )  # fmt: skip
 
 
-def _log_lines(path: Path) -> list[tuple[datetime, str]]:
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    found = [match for line in text.splitlines() if (match := LINE.fullmatch(line))]
-    return [(datetime.fromisoformat(match[1]), match[2]) for match in found]
-
-
-def _seconds(log: Sequence[tuple[datetime, str]]) -> float:
-    return sum((b - a).total_seconds() for (a, _), (b, text) in pairwise(log)
-               if not text.startswith(BEGINS))  # fmt: skip
-
-
-def _state(
-    folder: RunFolder, config: Mapping[str, Any], log: Sequence[str]
-) -> tuple[State, str | None]:
+def _state(folder: RunFolder, config: Mapping[str, Any]) -> tuple[State, str | None]:
     if is_held(folder.lock):
         return "running", None
     where = unfinished_at(folder, config)
-    begun = max((place for place, text in enumerate(log) if text.startswith(BEGINS)), default=0)
-    causes = [text.removeprefix(FAILED) for text in log[begun:] if text.startswith(FAILED)]
-    if causes and (where or not (folder.checkpoints / "latest").exists()):
-        return "failed", causes[-1]
-    if where or not (folder.checkpoints / "latest").exists():
-        return "stopped", where or "before its first checkpoint"
-    return "finished", None
+    if not (folder.checkpoints / "latest").exists():
+        where = where or "before its first checkpoint"
+    history = History(folder)
+    history.read()
+    if history.failure and where:
+        return "failed", history.failure
+    return ("stopped", where) if where else ("finished", None)
 
 
 # -- shown ---------------------------------------------------------------------------------------

@@ -1,38 +1,20 @@
 """The curves of a run: series thinned to what a screen shows, and the charts they stand in."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tpukit.io.json_lines import NewLines
 from tpukit.io.secrets import without_secrets
 from tpukit.io.units import GIB
+from tpukit.train.run_log import metric_rows
 
 MOST_POINTS = 1000
 """Maximum points of one series; even, so that halving leaves full points."""
 
 Point = tuple[int, float, float, float]
 """Step and value of its last row, least and largest value of its rows."""
-
-
-class NewLines:
-    """The whole lines that a growing file gained since it was last read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-
-    def __iter__(self) -> Iterator[str]:
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                yield line.decode(errors="replace")
 
 
 class Series:
@@ -106,13 +88,11 @@ class MetricSeries:
 
     def read(self) -> None:
         """Takes in the lines written since the last call; damaged ones are left out."""
-        for line in self._lines:
-            try:
-                row = json.loads(line)
-                group = {"train": self.train, "valid": self.valid}[row["kind"]]
-                step = int(row["step"])
-            except (ValueError, KeyError, TypeError, RecursionError):
+        for row in metric_rows(self._lines):
+            group = {"train": self.train, "valid": self.valid}.get(row["kind"])
+            if group is None:
                 continue
+            step = row["step"]
             for name, value in row.items():
                 if isinstance(value, int | float) and name != "step" and math.isfinite(value):
                     if name not in group:

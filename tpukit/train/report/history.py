@@ -1,24 +1,19 @@
-"""What log.txt says of a run: its command, sessions, warnings, and when each step was done."""
+"""What a run's events say: its command, its sessions and how they ended, its warnings."""
 
 import re
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from typing import Any
 
-from tpukit.train.report.curves import NewLines, Series
+from tpukit.io.json_lines import NewLines, json_rows
+from tpukit.train.run_folder import RunFolder
 
 KEPT_LINES = 40
 MOST_WARNINGS = 50
 LONGEST_LINE = 1000
 """Characters."""
-
-_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d) (.*)", re.DOTALL)
-_START = re.compile(r"Run: .*, step (\d+) of \d+; ")
-_STEP = re.compile(r"step (\d+): ")
-_REACHED = re.compile(r"Done: (\d+) steps|.* after step (\d+)[ .]")
-_ABOUT = ("Model", "Running on", "Predicted for ")
-_END = ("Done: ", "Stopped ", "Time is up ", "Failed: ")
 
 
 @dataclass
@@ -32,64 +27,43 @@ class LoggedWarning:
 
 
 class History:
-    """The sessions of a run, as log.txt has them; `read` takes in what is new."""
+    """The sessions of a run, as events.jsonl has them; `read` takes in what is new."""
 
-    def __init__(self, path: Path) -> None:
-        self.command = ""
-        self.about: dict[str, str] = {}
-        """What the lines that begin with _ABOUT say: by what stands before the colon."""
+    def __init__(self, folder: RunFolder) -> None:
+        self.session: Mapping[str, Any] = {}
+        """The last session's start: its command, model and device."""
         self.sessions = 0
         self.step = 0
-        """The last step that a line names."""
+        """The last step that an event names."""
         self.began: datetime | None = None
         self.ended = ""
-        """The line that a session ended with."""
+        """What the last session ended with, as text; empty while it goes on."""
+        self.failure: str | None = None
+        """The error that it ended with."""
         self.warnings: dict[str, LoggedWarning] = {}
-        self.clock = Series()
-        """Seconds of all sessions until each step, pauses between sessions left out."""
         self.tail: deque[str] = deque(maxlen=KEPT_LINES)
-        self._lines = NewLines(path)
-        self.seconds = 0.0
-        """Those of all sessions, each to its last line that names a step or an end."""
-        self._last: datetime | None = None
+        """The last lines of log.txt."""
+        self._events, self._lines = NewLines(folder.events), NewLines(folder.log)
 
     def read(self) -> None:
-        """Takes in the lines written since the last call."""
-        for line in self._lines:
-            text = line.rstrip()[:LONGEST_LINE]
-            self.tail.append(text)
-            if match := _LINE.match(text):
-                self._take(datetime.fromisoformat(match[1]), match[2])
+        """Takes in what was written since the last call."""
+        self.tail.extend(line.rstrip()[:LONGEST_LINE] for line in self._lines)
+        for event in json_rows(self._events):
+            self._take(event, datetime.fromisoformat(event["time"]))
 
-    def _take(self, time: datetime, message: str) -> None:
-        if match := _STEP.match(message):
-            self._pass(time)
-            self.step = int(match[1])
-            self.clock.add(self.step, self.seconds)
-        elif match := _START.match(message):
-            self.step = int(match[1])
-            self.began = self.began or time
-            self.sessions += 1
-            self.ended, self._last = "", time
-            self.clock.cut(int(match[1]))
-            self.seconds = self.clock.points[-1][1] if self.clock.points else 0.0
-        elif message.startswith(_END):
-            self.ended = message
-            self._pass(time)
-            if match := _REACHED.match(message):
-                self.step = int(match[1] or match[2])
-        if message.startswith("Warning") or "unexpected compilation" in message:
-            self._warn(time, message)
-        name, _, rest = message.partition(": ")
-        if name == "Command":
-            self.command = rest
-        elif name.startswith(_ABOUT):
-            self.about[name] = rest
-
-    def _pass(self, time: datetime) -> None:
-        if self._last is not None:
-            self.seconds += max(0.0, (time - self._last).total_seconds())
-        self._last = time
+    def _take(self, event: Mapping[str, Any], time: datetime) -> None:
+        self.step = event.get("step", self.step)
+        match event["kind"]:
+            case "session":
+                self.session, self.ended, self.failure = event, "", None
+                self.began = self.began or time
+                self.sessions += 1
+            case "end":
+                self.ended = event["text"]
+            case "failure":
+                self.ended, self.failure = f"Failed: {event['text']}", event["text"]
+            case "warning":
+                self._warn(time, event["text"])
 
     def _warn(self, time: datetime, message: str) -> None:
         kind = re.sub(r"\d[\d.,e+-]*", "#", message)

@@ -14,7 +14,7 @@ import tpukit
 from tpukit.io.files import write_file
 from tpukit.io.secrets import HIDDEN, without_secrets
 from tpukit.io.units import format_bytes, format_duration
-from tpukit.train.report.curves import MOST_POINTS, MetricSeries, charts_of
+from tpukit.train.report.curves import MOST_POINTS, MetricSeries, Series, charts_of
 from tpukit.train.report.history import History
 from tpukit.train.report.pictures import MOST_BYTES, data_uri, pictures_of
 from tpukit.train.report.tested import metric_table, number_text
@@ -35,7 +35,7 @@ class RunReport:
         self.folder = folder
         self._warn = warn
         self._metrics = MetricSeries(folder.metrics)
-        self._history = History(folder.log)
+        self._history = History(folder)
         self._failed = False
 
     def renew(self) -> bool:
@@ -109,7 +109,7 @@ def render_page(folder: RunFolder, metrics: MetricSeries, history: History) -> s
         status=_status(metrics, history, config),
         tiles=_tiles(folder, metrics, history, config),
         tests=tests[:MOST_TESTS],
-        data={"charts": charts_of(metrics), "clock": history.clock.thinned(MOST_POINTS)},
+        data={"charts": charts_of(metrics), "clock": _clock(metrics).thinned(MOST_POINTS)},
         curve=data_uri(folder.path / "loss.png", MOST_BYTES // 10),
         has_validation=bool(metrics.valid),
         pictures=[(name, uri) for name, uri in pictures if uri],
@@ -172,6 +172,11 @@ def _last_step(metrics: MetricSeries, history: History) -> int:
     return max([history.step, *(series.points[-1][0] for series in both)])
 
 
+def _clock(metrics: MetricSeries) -> Series:
+    """Seconds of all sessions until each step."""
+    return metrics.train.get("elapsed_seconds", Series())
+
+
 def _status(metrics: MetricSeries, history: History, config: Mapping[str, Any]) -> str:
     total = config.get("decided", {}).get("total_steps")
     if history.ended:
@@ -203,9 +208,9 @@ def _tiles(
     compilations = metrics.train.get("compilations")
     if compilations and (count := compilations.points[-1][1]):
         yield "Compilations", f"{count:,.0f}", ""
-    if history.sessions:
+    if points := _clock(metrics).points:
         sessions = f"in {history.sessions} sessions" if history.sessions > 1 else ""
-        yield "Training time", format_duration(history.seconds), sessions
+        yield "Training time", format_duration(points[-1][1]), sessions
 
 
 def _facts(folder: RunFolder, history: History, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,9 +221,8 @@ def _facts(folder: RunFolder, history: History, config: Mapping[str, Any]) -> di
     facts = {
         "task": task.get("source") or task.get("name"),
         "data": ", ".join([*([path] if path else []), *counts]),
-        "model": history.about.get("Model"),
-        "ran on": history.about.get("Running on"),
-        **{name: text for name, text in history.about.items() if "Predicted" in name},
+        "model": history.session.get("model"),
+        "ran on": history.session.get("device"),
         "run folder": folder.shown,
         "began": f"{history.began:%Y-%m-%d %H:%M:%S}" if history.began else "",
     }
