@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from operator import length_hint
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from types import GeneratorType
 from typing import Any
 
@@ -19,10 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-PACKAGE = Path(__file__).parents[1]
-OWN = ("hardware", "io", "knowledge", "probe", "registry", "train")
-NOT_USERS = ("/site-packages/", "/lib/python3", *(f"{PACKAGE}/{part}/" for part in OWN))
-"""Parts of the paths of code that is not the user's."""
+from tpukit.io.code_owner import is_model_code
+
 NO_SETTINGS = (
     "IPython.", "_io.", "_thread.", "asyncio.", "concurrent.", "ipykernel.", "jax.", "logging.",
     "multiprocessing.", "threading.", "torch._", "torch.distributed.", "torch.fx.", "torch.utils.",
@@ -43,11 +41,11 @@ SAMPLED = 1 << 14
 # -- whose it is ----------------------------------------------------------------------------------
 @cache
 def of_user(module: str | None) -> bool:
-    """Whether a module is of the user's code."""
+    """Whether a module is of the user's code, or of a task."""
     if module == "builtins" or module in sys.builtin_module_names:
         return False
     file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
-    return not any(part in file for part in NOT_USERS)
+    return is_model_code(file)
 
 
 @cache

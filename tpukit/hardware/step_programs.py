@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tpukit.hardware.backend import Batch
-from tpukit.hardware.python_values import NOT_USERS
+from tpukit.io.code_owner import is_model_code
 
 MOST_CHANGES = 2
 """Maximum number of calls in a row before which what a step reads has changed."""
@@ -138,5 +138,5 @@ def set_host_state(state: bytes) -> None:
 
 def place_in(frames: traceback.StackSummary) -> str:
     """The innermost line of the user's: ` at FILE:LINE`; empty where there is none."""
-    users = [f for f in frames if not any(part in f.filename for part in NOT_USERS)]
+    users = [f for f in frames if is_model_code(f.filename)]
     return f" at {users[-1].filename}:{users[-1].lineno}" if users else ""

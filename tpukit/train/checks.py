@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tpukit.errors import DataError, UsageError
-from tpukit.train.user_code import is_users, place_of
+from tpukit.io.code_owner import is_users
+from tpukit.train.user_code import place_of
 
 Kind = TypeVar("Kind")
 Method = Callable[..., Any]

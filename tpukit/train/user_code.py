@@ -13,7 +13,6 @@ import linecache
 import os
 import re
 import sys
-import sysconfig
 import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,14 +24,12 @@ from types import FrameType, ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
 from tpukit.errors import ConfigError, TaskFailedError, TpukitError
+from tpukit.io.code_owner import is_users, owner_of
 
 if TYPE_CHECKING:
     from torch import nn
 
 # -- what it raises -------------------------------------------------------------------------------
-PACKAGE = f"{Path(__file__).parents[1]}/"
-LIBRARIES = ("/site-packages/", "/dist-packages/")
-STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}/"
 LONGEST_CAUSE = 300
 HINTS = {
     r"\b(?:double|Double|float64)\b":
@@ -110,19 +107,12 @@ def place_of(code: Callable[..., object] | type) -> str:
     return f"{name} ({file}:{line})"
 
 
-def is_users(file: str) -> bool:
-    """Whether a source file belongs neither to tpukit nor to a library."""
-    return not (
-        file.startswith((PACKAGE, STANDARD_LIBRARY, "<")) or any(part in file for part in LIBRARIES)
-    )
-
-
 def _users_calls(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
     """The user's functions, outermost first, that tpukit's own call."""
     within = False
     for frame, line in traceback.walk_tb(trace):
         file = frame.f_code.co_filename
-        within = within or file.startswith(PACKAGE)
+        within = within or owner_of(file) in ("tpukit", "task")
         if within and is_users(file):
             yield frame, line
 

@@ -1,10 +1,12 @@
 """Call stacks reduced to the model's line, which names what leaves the device."""
 
+import contextlib
 from traceback import FrameSummary
 
 import pytest
 
-from tpukit.probe.compiler.source_map import is_model_code, leaving_error, resolve_places
+from tpukit.io.code_owner import PACKAGE, is_model_code
+from tpukit.probe.compiler.source_map import leaving_error, resolve_places
 
 MODULE = """module {
   func.func @main(%arg0: tensor<f32> loc("xla__device_data"(#loc9))) {
@@ -37,16 +39,16 @@ def test_without_a_line_of_the_models_the_innermost_stays():
 
 def test_libraries_and_the_engine_are_not_the_model():
     assert is_model_code("/home/user/model.py")
-    assert not is_model_code("/x/tpukit/train/learner.py")
+    assert not is_model_code(f"{PACKAGE}train/learner.py")
     assert not is_model_code("<string>")
-    assert is_model_code("/x/tpukit/tasks/eit/blocks.py")
+    assert is_model_code(f"{PACKAGE}tasks/eit/blocks.py")
 
 
 USER = FrameSummary("/home/user/task.py", 20, "loss", line="outputs = model(batch)")
 LIBRARY = FrameSummary("/env/site-packages/transformers/masks.py", 30, "mask", line="if all(x):")
-ENGINE = FrameSummary("/env/site-packages/tpukit/train/learner.py", 5, "train_step", line="loss()")
+ENGINE = FrameSummary(f"{PACKAGE}train/learner.py", 5, "train_step", line="loss()")
 TORCH = FrameSummary("/env/site-packages/torch/nn/modules/module.py", 40, "call", line="forward()")
-STANDARD = FrameSummary("/usr/lib/python3.11/contextlib.py", 81, "inner", line="return func()")
+STANDARD = FrameSummary(contextlib.__file__, 81, "inner", line="return func()")
 
 
 def test_a_library_is_named_with_the_users_line():

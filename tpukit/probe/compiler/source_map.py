@@ -11,15 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tpukit.errors import JobError
+from tpukit.io.code_owner import is_model_code, owner_of
 
 FILE = re.compile(r'^(#loc\d+) = loc\("([^"]*)":(\d+):\d+\)$', re.MULTILINE)
 NAMED = re.compile(r'^(#loc\d+) = loc\("([^"]*)"\((#loc\d+)\)\)$', re.MULTILINE)
 FRAME = re.compile(r'^(#loc\d+) = loc\("[^"]*"\((#loc\d+)\)\)$', re.MULTILINE)
 CALL = re.compile(r"^(#loc\d+) = loc\(callsite\((#loc\d+) at (#loc\d+)\)\)$", re.MULTILINE)
-
-FOREIGN = ("/site-packages/", "/dist-packages/", "/tpukit/train/", "/tpukit/hardware/",
-           "/tpukit/probe/", "/tpukit/testing.py", "/lib/python3", "<")  # fmt: skip
-"""Parts of paths that are not the model: libraries and the engine around it."""
 
 
 class SourceLine(NamedTuple):
@@ -30,11 +27,6 @@ class SourceLine(NamedTuple):
 
 
 @functools.cache
-def is_model_code(path: str) -> bool:
-    """Whether a file is neither a library's nor the engine's."""
-    return not any(part in path for part in FOREIGN)
-
-
 def model_frame(error: BaseException) -> traceback.FrameSummary | None:
     """The model's innermost frame in an error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -131,10 +123,8 @@ READ_INSTEAD = (
     " logged from `loss`."
 )
 
-LIBRARY = ("/site-packages/", "/dist-packages/")
-TOOLS = (*(f"{place}{name}/" for place in LIBRARY for name in ("torch", "torch_xla", "functorch")),
-         "/tpukit/train/", "/tpukit/hardware/", "/tpukit/probe/", "<")  # fmt: skip
-"""Parts of paths of tools, which are not the model's code."""
+TOOLS = tuple(f"-packages/{name}/" for name in ("torch", "torch_xla", "functorch"))
+"""Parts of paths of libraries that are not the model's code."""
 
 FORWARD_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)(?:\n    (\S.*))?')
 FORWARD_STACK = "Error detected in "
@@ -173,8 +163,7 @@ def leaving_error(left: Sequence[str], frames: Sequence[traceback.FrameSummary])
 
 
 def _is_model(path: str) -> bool:
-    standard = "/lib/python3" in path and not any(part in path for part in LIBRARY)
-    return not standard and not any(part in path for part in TOOLS)
+    return owner_of(path) not in ("python", "tpukit") and not any(part in path for part in TOOLS)
 
 
 def _line_of(frame: traceback.FrameSummary) -> str:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from tpukit.hardware.modules import local
-from tpukit.probe.compiler.source_map import is_model_code
+from tpukit.io.code_owner import is_model_code
 
 Phase = Literal["build", "forward", "backward", "step", "evaluate"]
 LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)")

@@ -16,9 +16,10 @@ from tpukit.hardware.launch.holders import BUSY, PAUSES
 from tpukit.hardware.launch.memory_watch import end_before_memory_does
 from tpukit.hardware.options import choose_precision
 from tpukit.hardware.select import computes_on_cpu, find_kind, rank_count
+from tpukit.io.code_owner import is_model_code
 from tpukit.io.units import format_duration
 from tpukit.probe.compiler.client import find_client
-from tpukit.probe.compiler.source_map import SourceLine, is_model_code
+from tpukit.probe.compiler.source_map import SourceLine
 from tpukit.probe.targets import GpuTarget, Target
 from tpukit.probe.trial import (
     COMPILER_MEMORY,
