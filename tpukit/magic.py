@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from typing import Any
 from tpukit.commands.output import RESULT_VARIABLE
 from tpukit.commands.reports.inline import notebook_display, show_result
 from tpukit.errors import TpukitError
+from tpukit.io.interrupts import handling
 from tpukit.io.notebook import FOLLOWER_VARIABLE
 from tpukit.io.recorder import RECORD_VARIABLE
 from tpukit.io.recorder.record import append_record
@@ -148,11 +148,5 @@ def _interrupts_passed_on(process: subprocess.Popen[str]) -> Iterator[None]:
             print("Interrupted: waiting for the command to end.", flush=True)
         process.send_signal(signal.SIGINT if presses < KILLING_PRESS else signal.SIGKILL)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield  # the kernel's interrupts reach the main thread alone
-        return
-    former = signal.signal(signal.SIGINT, pass_on)
-    try:
+    with handling(pass_on, [signal.SIGINT]):
         yield
-    finally:
-        signal.signal(signal.SIGINT, former)

@@ -9,9 +9,7 @@
 
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -23,10 +21,12 @@ from tpukit.errors import ConfigError, TpukitError
 from tpukit.hardware.backend import Batch, ModelOps, TorchOps
 from tpukit.hardware.launch.child import Death
 from tpukit.hardware.launch.memory_watch import watched_memory
+from tpukit.io.code_owner import is_model_code
 from tpukit.io.units import GIB
+from tpukit.io.workers import EndedError, TimedCall
 from tpukit.probe.batch.model_task import input_key, tensors_in
 from tpukit.probe.compiler.client import find_client
-from tpukit.probe.compiler.source_map import is_model_code, model_frame
+from tpukit.probe.compiler.source_map import model_frame
 from tpukit.probe.parity import (
     UNOPTIMIZED,
     Parity,
@@ -252,35 +252,29 @@ def in_process(
 ) -> tuple[Any, str | None]:
     """(result, None) of a function in a process of its own, or (None, why there is none).
 
-    The process leaves no memory, compiled program or default of a library behind; it is killed at
-    the time limit. method: "spawn" where torch_xla reads variables that the function sets.
+    method: "spawn" where torch_xla reads variables that the function sets.
     """
-    context: Any = multiprocessing.get_context(method)
-    context.set_forkserver_preload(PRELOADED)
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(send, function, arguments), daemon=True)
-    deadline = time.monotonic() + seconds
-    process.start()
-    send.close()
+    multiprocessing.set_forkserver_preload(PRELOADED)
     try:
-        answered = receive.poll(max(0.0, deadline - time.monotonic()))
-        result, error = receive.recv() if answered else (None, f"no result within {seconds:.0f} s")
-    except EOFError:
-        process.join()
-        death = Death(process.exitcode, "")
-        result, error = None, f"its process {death.describe()}"
+        answer: tuple[Any, str | None] = TimedCall(
+            _answer, (function, arguments), seconds, method
+        ).wait()
+    except TimeoutError:
+        return None, f"no result within {seconds:.0f} s"
+    except EndedError as ended:
+        death = Death(ended.exit_code, "")
+        error = f"its process {death.describe()}"
         if death.is_out_of_memory(limited=False):
             error += ": this machine's memory is too small; fewer `devices` need less"
-    process.kill()
-    process.join()
-    return result, error
+        return None, error
+    return answer
 
 
-def _answer(send: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
     try:
-        send.send((function(*arguments), None))
+        return function(*arguments), None
     except Exception as error:
         frame = model_frame(error)
         place = f", at {frame.filename}:{frame.lineno}: `{frame.line}`" if frame else ""
         text = " ".join(str(error).split())
-        send.send((None, f"{type(error).__name__}: {text}{place}"))
+        return None, f"{type(error).__name__}: {text}{place}"

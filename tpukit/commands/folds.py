@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from tpukit.commands.output import Output
 from tpukit.errors import ConfigError
 from tpukit.hardware.select import prepare_environment, rank_count
 from tpukit.io.files import write_file
+from tpukit.io.interrupts import handling
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.process import PARENT_VARIABLE
 from tpukit.registry.declared import find_source, setting_fields
@@ -29,7 +29,6 @@ from tpukit.registry.recognise import run_folder_of
 
 FOLD = "fold-"
 """How the names of the folders of folds begin."""
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OWN = ("--folds", "--results-dir", "--max-time")
 """Options that each fold has a value of its own for."""
 
@@ -140,12 +139,8 @@ def _passing_signals_on(folds: Folds) -> Iterator[dict[str, subprocess.Popen[byt
             with suppress(ProcessLookupError):
                 os.kill(process.pid, number)
 
-    former = {number: signal.signal(number, pass_on) for number in STOPPING}
-    try:
+    with handling(pass_on):
         yield running
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 def _require_folds(task: str) -> None:

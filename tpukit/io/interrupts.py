@@ -89,24 +89,39 @@ def is_impatient(number: int, seconds: float) -> bool:
 
 @contextmanager
 def listening(stop: StopRequest) -> Iterator[StopRequest]:
-    """Installs the handlers for the context and restores the previous ones.
+    """Lets the request hear signals within, where this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    with handling(stop.handle):
+        _listeners.append(stop)
+        try:
+            yield stop
+        finally:
+            _listeners.remove(stop)
+
+
+@contextmanager
+def handling(
+    handle: Callable[[int, FrameType | None], object],
+    numbers: Collection[signal.Signals] = STOPPING,
+) -> Iterator[None]:
+    """Installs a handler of these signals for the context and restores the previous ones.
 
     An ignored SIGHUP (nohup) stays ignored. Python gives signals to the main thread alone: in
     another one there is nothing to install.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
-    former: dict[signal.Signals, Any] = {n: signal.getsignal(n) for n in STOPPING}
-    if former[signal.SIGHUP] == signal.SIG_IGN:
+    former: dict[signal.Signals, Any] = {n: signal.getsignal(n) for n in numbers}
+    if former.get(signal.SIGHUP) == signal.SIG_IGN:
         del former[signal.SIGHUP]
     for number in former:
-        signal.signal(number, stop.handle)
-    _listeners.append(stop)
+        signal.signal(number, handle)
     try:
-        yield stop
+        yield
     finally:
-        _listeners.remove(stop)
         for number, handler in former.items():
             signal.signal(number, handler)
 

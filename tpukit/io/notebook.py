@@ -12,10 +12,11 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
+from tpukit.io.interrupts import handling
 from tpukit.io.process import wait_for_end
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ KERNEL_VARIABLES = ("JPY_PARENT_PID", "KAGGLE_KERNEL_RUN_TYPE", "COLAB_JUPYTER_T
 """Environment variables that Jupyter, Kaggle and Colab set for a kernel and its commands."""
 FOLLOWER_VARIABLE = "TPUKIT_FOLLOWER"
 """The follower's process id, in the environment of what it follows."""
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECONDS_TO_DRAIN = 5.0
 """Seconds to wait for output that a grandchild may still write."""
 INTERRUPTED = (
@@ -63,23 +63,23 @@ def follow_this_command() -> int:
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    _pass_signals_on(run)
     assert run.stdout is not None and run.stderr is not None
     relays = [
         threading.Thread(target=_relay, args=pair, daemon=True)
         for pair in ((run.stdout, 1), (run.stderr, 2))
     ]
-    for relay in relays:
-        relay.start()
-    code = run.wait()
-    for relay in relays:
-        relay.join(SECONDS_TO_DRAIN)
+    with _signals_passed_on(run):
+        for relay in relays:
+            relay.start()
+        code = run.wait()
+        for relay in relays:
+            relay.join(SECONDS_TO_DRAIN)
     if code < 0:
         print(f"The run was ended by {signal.Signals(-code).name}.", file=sys.stderr)
     return code if code >= 0 else 128 - code
 
 
-def _pass_signals_on(run: subprocess.Popen[bytes]) -> None:
+def _signals_passed_on(run: subprocess.Popen[bytes]) -> AbstractContextManager[None]:
     received: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -90,8 +90,7 @@ def _pass_signals_on(run: subprocess.Popen[bytes]) -> None:
                 os.write(2, INTERRUPTED.format(process=run.pid).encode())
         received.append(number)
 
-    for number in PASSED_ON:
-        signal.signal(number, pass_on)
+    return handling(pass_on)
 
 
 def _relay(source: IO[bytes], target: int) -> None:

@@ -1,13 +1,15 @@
-"""Work over several CPU cores: a process pool whose workers end with their parent."""
+"""Work in other processes: one that is ended in time, and a pool that ends with its parent."""
 
 import multiprocessing
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import TypeVar
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 from tpukit.errors import JobError
 from tpukit.io.process import end_with, ignore_stop_signals
@@ -17,6 +19,54 @@ Result = TypeVar("Result")
 
 AHEAD = 2
 """Number of items that each worker holds, so that it never waits for the next one."""
+
+
+class EndedError(Exception):
+    """A process ended without an answer."""
+
+    def __init__(self, exit_code: int | None) -> None:
+        super().__init__(f"exit code {exit_code}")
+        self.exit_code = exit_code
+
+
+class TimedCall:
+    """A function in a process of its own, which is killed at a time limit.
+
+    It leaves no memory, compiled program or default of a library behind.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], seconds: float,
+        method: str,
+    ) -> None:  # fmt: skip
+        """Starts the process. method: fork, forkserver or spawn."""
+        context: Any = multiprocessing.get_context(method)
+        self._deadline = time.monotonic() + seconds
+        self._receiver, sender = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=_send, args=(sender, function, arguments), daemon=True
+        )
+        self._process.start()
+        sender.close()
+
+    def wait(self) -> Any:
+        """What the function returns. Raises TimeoutError, and EndedError where it gives nothing."""
+        try:
+            with self._receiver:
+                if not self._receiver.poll(max(0.0, self._deadline - time.monotonic())):
+                    raise TimeoutError
+                return self._receiver.recv()
+        except EOFError:
+            self._process.join()
+            raise EndedError(self._process.exitcode) from None
+        finally:
+            # A fork of a process with threads may hang, where it ignores a request to end.
+            self._process.kill()
+            self._process.join()
+
+
+def _send(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    sender.send(function(*arguments))
 
 
 @contextmanager

@@ -6,12 +6,10 @@ import importlib
 import multiprocessing
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -22,6 +20,7 @@ from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.modules import has_batch_norm
 from tpukit.io.process import WorkerInit
 from tpukit.io.units import format_bytes
+from tpukit.io.workers import EndedError, TimedCall
 from tpukit.train.task import Task, form_name, forms_of
 
 if TYPE_CHECKING:
@@ -225,45 +224,38 @@ def in_worker(
         return lambda: None
     # What a process's first optimizer imports: for the run too, and not once in each worker.
     importlib.import_module("torch._dynamo")
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    worker = multiprocessing.Process(target=_send, args=(decide, WorkerInit(), sender), daemon=True)
-    worker.start()
-    sender.close()
-    deadline = time.monotonic() + ESTIMATE_SECONDS
+    call = TimedCall(_decided, (decide, WorkerInit()), ESTIMATE_SECONDS, "fork")
 
     @cache
     def result() -> Found | None:
         found: Found | None = None
-        with receiver, suppress(EOFError):
-            if receiver.poll(max(0.0, deadline - time.monotonic())):
-                found = receiver.recv()
-            elif late is not None:
+        try:
+            found = call.wait()
+        except TimeoutError:
+            if late is not None:
                 print(
                     f"Warning: a step's memory was not estimated within {ESTIMATE_SECONDS:.0f} s:"
                     f" {late}; --accumulate N cuts it.",
                     file=sys.stderr,
                     flush=True,
                 )
-        # A fork of a process with threads may hang, where it ignores a request to end.
-        worker.kill()
-        worker.join()
+        except EndedError:
+            pass
         return found
 
     return result
 
 
-def _send(decide: Callable[[], Any], initialize: WorkerInit, sender: Connection) -> None:
+def _decided(decide: Callable[[], Any], initialize: WorkerInit) -> Any:
     initialize(0)
     torch.set_num_threads(1)
     # What a task and torch print on tensors without values; the run prints its own.
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    try:
-        found = decide()
-    except Exception:  # whatever a user's task raises on tensors without values
-        found = None
-    sender.send(found)
+    with suppress(Exception):  # whatever a user's task raises on tensors without values
+        return decide()
+    return None
 
 
 def _fastest_that_fits(

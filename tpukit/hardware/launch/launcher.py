@@ -18,12 +18,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from tpukit.errors import HardwareError, JobError
 from tpukit.hardware.options import HardwareOptions
 from tpukit.io.files import write_file
-from tpukit.io.interrupts import STOPPED_CODES, STOPPING, is_impatient
+from tpukit.io.interrupts import STOPPED_CODES, handling, is_impatient
 from tpukit.io.process import PARENT_VARIABLE, allowed_cores
 
 STATUS_VARIABLE = "TPUKIT_STATUS"
@@ -194,15 +193,8 @@ def _passing_signals_on(torchrun: subprocess.Popen[bytes], status: Path) -> Iter
         for process in ranks or [torchrun.pid]:
             _send(process, signal.SIGINT if ranks and len(received) == 2 else signal.SIGTERM)
 
-    former: dict[int, Any] = {n: signal.getsignal(n) for n in STOPPING}
-    for number, handler in former.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, pass_on)
-    try:
+    with handling(pass_on):
         yield received
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 def _send(process: int, number: int) -> None:
