@@ -12,8 +12,6 @@ from tpukit.tasks.eit.model.diffusion import Diffusion
 from tpukit.tasks.eit.model.network import SIZES, NetworkConfig
 from tpukit.train.task import TrainingDefaults
 
-REFERENCE_SUFFIX = "-reference"
-"""A size with it is the same network in published instead of lean form."""
 STEPS = Range(1, Diffusion.steps)
 """Range of the number of sampling steps."""
 
@@ -48,7 +46,6 @@ TRAINING: dict[str, TrainingDefaults] = {
     "tiny": SMALL_TRAINING,
     "small": SMALL_TRAINING,
     "published": PUBLISHED_TRAINING,
-    "published-reference": PUBLISHED_TRAINING,
 }
 
 
@@ -56,43 +53,33 @@ TRAINING: dict[str, TrainingDefaults] = {
 class EITConfig:
     """The task's settings."""
 
-    size: Literal["tiny", "small", "published", "published-reference"] = "published"
-    """tiny, small, published (in lean form), or published-reference (in published form)."""
+    size: Literal["tiny", "small", "published"] = "published"
+    """tiny, small or published."""
     data_path: str = "./data"
     """Folder with train/, valid/ and test/."""
     sampling_steps: int = setting(5, STEPS)
     """DDIM steps from noise to an image."""
     loss: Literal["l1", "l2"] | None = None
     """Loss on the clean image: l1 (mean absolute error) or l2 (mean squared error). None: l1, as
-    published, for the published sizes, else l2."""
+    published, for the published size, else l2."""
     refinement: bool | None = None
     """Convolutions over the assembled image, which see across patches. None: for tiny and small."""
 
     def problems(self) -> Iterator[str]:
         """What is wrong beyond types and ranges."""
-        if self.refinement and not SIZES[self.base_size].refinement_channels:
+        if self.refinement and not SIZES[self.size].refinement_channels:
             yield f"size {self.size} has no refinement: leave it out, or false."
 
     @property
-    def base_size(self) -> str:
-        """The size without the form."""
-        return self.size.removesuffix(REFERENCE_SUFFIX)
-
-    @property
     def network(self) -> NetworkConfig:
-        network = SIZES[self.base_size]
+        network = SIZES[self.size]
         return replace(network, refinement_channels=0) if self.refinement is False else network
 
     @property
     def error(self) -> Callable[[Tensor], Tensor]:
         """The loss of each pixel's error."""
-        loss = self.loss or ("l1" if self.size.startswith("published") else "l2")
+        loss = self.loss or ("l1" if self.size == "published" else "l2")
         return torch.abs if loss == "l1" else torch.square
-
-    @property
-    def reference(self) -> bool:
-        """Whether the network keeps its published form."""
-        return self.size.endswith(REFERENCE_SUFFIX)
 
 
 @dataclass(frozen=True)

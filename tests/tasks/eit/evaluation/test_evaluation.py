@@ -316,7 +316,9 @@ def test_a_checkpoint_is_tested_with_the_normalisation_beside_its_folder(tmp_pat
 @pytest.mark.slow
 def test_published_checkpoint_is_tested_with_the_datas_normalisation(place, tmp_path):
     """Full width, one sampling step of one sample."""
-    from tpukit.tasks.eit.model.network import SIZES, reference_network
+    from published_form import reference_network
+
+    from tpukit.tasks.eit.model.network import SIZES
 
     torch.manual_seed(0)
     network = reference_network(SIZES["published"])

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from fake_backend import FakeBackend
+from published_form import reference_network
 
 from tpukit.tasks.eit.model.lean import LeanNetwork, lean_network
-from tpukit.tasks.eit.model.network import SIZES, NetworkConfig, enlarge, reference_network
+from tpukit.tasks.eit.model.network import SIZES, NetworkConfig, enlarge
 
 _spec = importlib.util.spec_from_file_location(
     "published_arithmetic", Path(__file__).with_name("published_arithmetic.py")

@@ -5,10 +5,11 @@ import pickle
 import pytest
 import torch
 from fake_backend import FakeBackend
+from published_form import reference_network
 
 from tpukit.errors import CheckpointError
 from tpukit.tasks.eit.model.lean import lean_network
-from tpukit.tasks.eit.model.network import NetworkConfig, reference_network
+from tpukit.tasks.eit.model.network import NetworkConfig
 from tpukit.tasks.eit.model.published import load_published, read_published
 
 CONFIG = NetworkConfig(width=32, heads=2, levels=2, patch=4, image_side=64)

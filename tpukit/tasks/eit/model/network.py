@@ -16,14 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tpukit.tasks.eit.model.blocks import (
-    Attention,
     FinalLayer,
-    ModulatedBlock,
     PatchEmbed,
     PatchMerging,
     TimeEmbedder,
     Upsample,
-    WindowAttention,
     sine_cosine_grid,
 )
 from tpukit.train.task import SampleSource
@@ -287,19 +284,6 @@ def initialise(network: Network) -> None:
             nn.init.trunc_normal_(parameter, std=0.02)
         elif ".adaLN_modulation." in name or name.startswith(ZERO_AT_THE_START):
             nn.init.zeros_(parameter)
-
-
-def reference_network(config: NetworkConfig) -> Network:
-    """The network with the published arithmetic."""
-    width, heads = config.width, config.heads
-
-    def global_block() -> nn.Module:
-        return ModulatedBlock(width, Attention(width, heads))
-
-    def window_block() -> nn.Module:
-        return ModulatedBlock(width, WindowAttention(width, heads, config.grid, config.window))
-
-    return Network(config, UNet(config, global_block, window_block))
 
 
 # -- where the smaller networks start: ridge regression of images on voltages ----------------------
