@@ -24,6 +24,7 @@ from tpukit.io.ranges import (
     Range,
     flag,
     range_problems,
+    ranges_of,
     setting,
     shown,
 )
@@ -249,7 +250,7 @@ def build(
     name: how messages name a field.
     """
     hints = get_type_hints(config_class)
-    problems = field_problems(values, hints, name)
+    problems = _field_problems(config_class, values, hints, name)
     config = config_class(**{n: v for n, v in values.items() if n not in problems})
     own = getattr(config_class, "problems", None)
     messages = [*problems.values(), *range_problems(config, name), *(own(config) if own else ())]
@@ -259,15 +260,16 @@ def build(
 
 
 def build_settings(config_class: type[Config], values: Mapping[str, Any]) -> Config:
-    """A task's settings. Where a text is expected, numbers and lists become one: `--set` and
-    config files read them so."""
-    hints = get_type_hints(config_class)
-    texts = {
-        n: ",".join(map(str, v)) if isinstance(v, list | tuple) else str(v)
-        for n, v in values.items()
-        if v is not None and hints.get(n) in (str, str | None)
-    }
-    return build(config_class, {**values, **texts}, str)
+    """A task's settings. `--set` and config files do not know the types: where a text is expected,
+    numbers and lists become one, and 0 and 1 a truth value where that is no number."""
+    hints, meant = get_type_hints(config_class), dict[str, Any]()
+    for name, value in values.items():
+        kinds = _parts(hints.get(name))
+        if kinds == (str,) and value is not None:
+            meant[name] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        elif bool in kinds and value in (0, 1) and not {int, float} & {*kinds}:
+            meant[name] = bool(value)
+    return build(config_class, {**values, **meant}, str)
 
 
 def resolve(*layers: Mapping[str, Any], name: Callable[[str], str] = flag) -> TrainConfig:
@@ -298,14 +300,17 @@ def nearest(name: str, names: Any) -> str | None:
     return matches[0] if matches else None
 
 
-def field_problems(
-    values: Mapping[str, Any], hints: Mapping[str, Any], name: Callable[[str], str] = flag
-) -> dict[str, str]:
+def _field_problems(
+    config_class: type, values: Mapping[str, Any], hints: Mapping[str, Any],
+    name: Callable[[str], str],
+) -> dict[str, str]:  # fmt: skip
     """A sentence for each value of the wrong type and each unknown name, by field."""
-    problems = {}
+    problems, ranges = {}, ranges_of(config_class)
     for field, value in values.items():
         if field not in hints:
             problems[field] = f"Unknown setting {field!r}."
+        elif not _matches(value, hints[field]) and field in ranges:
+            problems[field] = ranges[field].problem(name(field), value)
         elif not _matches(value, hints[field]):
             problems[field] = f"{name(field)} {shown(value)} is not {_expected(hints[field])}."
     return problems

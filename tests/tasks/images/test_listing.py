@@ -11,6 +11,7 @@ from tpukit.tasks.images.data.listing import (
     remarks,
 )
 from tpukit.tasks.images.settings import ImagesConfig
+from tpukit.train.config import build_settings
 from tpukit.train.labelled import table_with_rows
 from tpukit.train.target import Target
 
@@ -22,7 +23,8 @@ def put(path, colour=0):
 
 def find(root, classes=None, **settings):
     known = classes and Target("class", (), tuple(classes))
-    return find_training_images(ImagesConfig(data_path=str(root), **settings), known)
+    config = build_settings(ImagesConfig, {"data_path": str(root), **settings})
+    return find_training_images(config, known)
 
 
 def test_folders_of_classes_with_a_validation_part(tmp_path):
