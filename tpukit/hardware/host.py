@@ -6,16 +6,14 @@ What cannot be read is None or empty: no member raises or hangs.
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tpukit.io.files import is_writable
-from tpukit.io.process import allowed_cores
+from tpukit.io.process import allowed_cores, end_group
 
 _MOST_BYTES = 1 << 20
 
@@ -142,14 +140,8 @@ def _output(child: subprocess.Popen[bytes], seconds: float) -> str | None:
     try:
         output, _ = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        # A process that hangs in a driver cannot be killed; it is not waited for.
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
         if child.stdout is not None:
             child.stdout.close()
-        try:
-            child.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            child.returncode = -signal.SIGKILL
+        end_group(child, 1.0)
         return None
     return output.decode("utf-8", errors="replace") if child.returncode == 0 else None

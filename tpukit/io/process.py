@@ -12,6 +12,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 PR_SET_PDEATHSIG = 1
 PARENT_VARIABLE = "TPUKIT_PARENT"
@@ -94,6 +98,21 @@ def wait_for_end(process: int) -> None:
         while True:
             os.kill(process, 0)
             time.sleep(1.0)
+
+
+def end_group(process: "subprocess.Popen[bytes]", seconds: float) -> None:
+    """Kills a process and those that it started, in their session of their own.
+
+    One that hangs in a driver cannot be killed: it is waited for no longer than `seconds`.
+    """
+    import subprocess
+
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.returncode = -signal.SIGKILL
 
 
 def is_alive(process: int) -> bool:

@@ -193,8 +193,14 @@ def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
 def global_draws(*key: int) -> Iterator[None]:
     """Within the context Python's, NumPy's and torch's own generators draw what the key decides;
     after it they go on as before. Other threads must not draw meanwhile."""
+    with seeded_generators(*np.random.SeedSequence(key).generate_state(3).tolist()):
+        yield
+
+
+@contextmanager
+def seeded_generators(python: int, numpy: int, of_torch: int) -> Iterator[None]:
+    """Seeds Python's, NumPy's and torch's own generators, and puts them back."""
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    python, numpy, of_torch = np.random.SeedSequence(key).generate_state(3).tolist()
     random.seed(python)
     np.random.seed(numpy)
     torch.default_generator.manual_seed(of_torch)  # not the devices'

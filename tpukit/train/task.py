@@ -46,6 +46,7 @@ from tpukit.train.data import (
     is_stream,
     named,
     sample_rng,
+    seeded_generators,
     stack_samples,
 )
 from tpukit.train.module_state import load_weights
@@ -77,6 +78,7 @@ __all__ = [
     "load_weights",
     "named",
     "sample_rng",
+    "seeded_generators",
     "stack_samples",
 ]
 

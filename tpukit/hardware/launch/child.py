@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tpukit.hardware.memory import is_out_of_memory_text
+from tpukit.io.process import end_group
 
 OUTPUT_KEPT = 20_000
 """Bytes of a child's last output that are read when it dies."""
@@ -199,12 +200,7 @@ class Child(AbstractContextManager["Child"]):
         self._end_group()
 
     def _end_group(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        try:
-            self._process.wait(SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            self._process.returncode = -signal.SIGKILL
+        end_group(self._process, SECONDS_TO_END)
 
     def finish(self, seconds: float = SECONDS_TO_FINISH) -> None:
         """Lets the child end by itself, which gives its device back in order, then closes it."""

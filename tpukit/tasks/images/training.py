@@ -30,7 +30,14 @@ from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.train.features import TableFeatures
 from tpukit.train.target import Target
 from tpukit.train.target_loss import TargetLoss, balanced_weights
-from tpukit.train.task import Datasets, MicroBatch, Sample, Task, stack_samples
+from tpukit.train.task import (
+    Datasets,
+    MicroBatch,
+    Sample,
+    Task,
+    seeded_generators,
+    stack_samples,
+)
 
 TARGET_FILE = "target.json"
 CLASSES_FILE = "classes.json"
@@ -177,7 +184,8 @@ class ImageTraining(Task):
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """The pixels of a decoded image, with the draws of mixup and cutmix."""
         if sample["augment"]:
-            with augmentation.global_generators(int(rng.integers(2**32))):
+            seed = int(rng.integers(2**32))
+            with seeded_generators(seed, seed, seed):
                 pixels = self.transforms[True](sample["image"])
             mixed = augmentation.draw_mix(rng, self.settings, self.input.side)
         else:

@@ -1,8 +1,6 @@
 """timm's transforms, each sample's random draws its own; mixup and cutmix of pairs."""
 
-import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -42,22 +40,6 @@ def transforms(form: InputFormat, config: ImagesConfig) -> dict[bool, Transform]
             "Give rand-m9-mstd0.5-inc1, augmix-m3-w3, original, v0 or 3a, or leave it out.",
         ) from error
     return {True: augmenting, False: plain}
-
-
-@contextmanager
-def global_generators(seed: int) -> Iterator[None]:
-    """Seeds the generators that timm's transforms draw from, and puts them back."""
-    state, states = torch.random.get_rng_state(), (random.getstate(), np.random.get_state())
-    # torch.manual_seed would seed every device as well.
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        yield
-    finally:
-        torch.random.set_rng_state(state)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
 
 
 def views(images: Tensor, names: Sequence[str]) -> Iterator[Tensor]:
