@@ -28,12 +28,12 @@ from recorded import table, write_result
 VIRTUAL = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"}
 DATA = {
     "eit": ["data", "eit", "--n", "200", "--out"],
-    "summarize": ["data", "dialogues", "--n", "2000", "--out"],
+    "llm": ["data", "dialogues", "--n", "2000", "--out"],
 }
 COMMANDS = {
     "eit": ["train", "--preset", "quick", "--max-steps", "2"],
-    "summarize": ["summarize-train", "--preset", "quick", "--max-steps", "2",
-                  "--set", "score_samples=0"],
+    "llm": ["summarize-train", "--preset", "quick", "--max-steps", "2",
+            "--set", "score_samples=0"],
 }  # fmt: skip
 PLACES = {"cpu": ["--hw", "cpu"], "virtual device": ["--hw", "tpu"]}
 BARE = """
@@ -62,8 +62,8 @@ print(f"First step: {time.perf_counter() - began:.2f}s", flush=True)
 """
 SETTINGS = {
     "eit": {"size": "tiny"},
-    "summarize": {"model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048,
-                  "block_size": 256, "init": "scratch"},
+    "llm": {"model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048,
+            "block_size": 256, "init": "scratch"},
 }  # fmt: skip
 """What `--preset quick` says of the model."""
 IMPORTS = ("tpukit.cli", "torch", "accelerate", "torch_xla")

@@ -34,12 +34,16 @@ def prose(text):
 # -- commands --------------------------------------------------------------------------------------
 @cache
 def options(command):
-    """The options of a command, with those of its subcommands and of the installed tasks."""
+    """The options of a command, with those of its subcommands and of the installed tasks.
+
+    A hidden one is a former name, which only says what took its place.
+    """
     found = set()
     for task in registered():
         ways = [load_command(command, ["--task", task])]
         ways += [*getattr(ways[0], "commands", {}).values()]
-        found |= {o for way in ways for p in way.params for o in (*p.opts, *p.secondary_opts)}
+        shown = (p for way in ways for p in way.params if not getattr(p, "hidden", False))
+        found |= {option for p in shown for option in (*p.opts, *p.secondary_opts)}
     return found | {"--help"}
 
 
