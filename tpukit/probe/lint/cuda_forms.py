@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from tpukit.knowledge.calls import rule_data
-from tpukit.probe.lint.names import Names, imported_roots
+from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.rules.roles import MAKES_OPTIMIZER, is_optimizer_step
 from tpukit.probe.lint.syntax import (
     LOOPS,
@@ -51,7 +51,7 @@ _ASKS = ("is_available", "device_count")
 
 def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     """(place, row's id, text) of each."""
-    roots = imported_roots(tree)
+    roots = names.packages
     # accelerate and Lightning end the step themselves, unless it is written out.
     nodes = nodes_below(tree)
     own = {inner for node in nodes if isinstance(node, ast.ClassDef)

@@ -50,16 +50,17 @@ def plan_fixes(paths: Iterable[str], *, moves: str = "") -> list[FileFix]:
 
     moves: as `scan_paths` takes it.
     """
-    files = [file for path in paths for file in source_files(Path(path))]
-    planned = (plan_fix(file, moves=moves) for file in dict.fromkeys(files))
+    named = list(map(Path, paths))
+    files = dict.fromkeys(file for path in named for file in source_files(path))
+    planned = (plan_fix(file, moves=moves, whole=file in named) for file in files)
     return [fix for fix in planned if fix is not None]
 
 
-def plan_fix(path: Path, *, moves: str = "") -> FileFix | None:
-    """One file's fix; None where nothing in it can be rewritten."""
+def plan_fix(path: Path, *, moves: str = "", whole: bool = True) -> FileFix | None:
+    """One file's fix; None where nothing in it can be rewritten. whole: as `scan_file` takes it."""
     try:
         data = read_bytes(path)
-        if not may_concern(data, moves=moves):
+        if not whole and not may_concern(data, moves=moves):
             return None
         text, encoding = decode_source(data)
         if text.encode(encoding) != data:

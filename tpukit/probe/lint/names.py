@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tpukit.knowledge.calls import rule_data
-from tpukit.probe.lint.syntax import children, nodes_below
+from tpukit.probe.lint.syntax import children
 
 _MOST_STEPS = 12
 """Maximum length of a chain of aliases, so that a cycle ends."""
@@ -69,6 +69,8 @@ class Names:
         self._followed_now: set[tuple[int, str]] = set()
         self.followed: set[str] = set()
         """Local names that an import binds somewhere in the module."""
+        self.packages: set[str] = set()
+        """What the module imports, also within its functions."""
         self._collect_body(tree, self.module)
         self.has_stars = any(scope.stars for scope in self.scopes.values())
         self._binding: dict[str, list[Scope]] = {}
@@ -205,6 +207,7 @@ class Names:
             self._collect_function(node, scope)
         elif isinstance(node, _IMPORTS):
             self.followed.update(_bind_import(node, scope))
+            self.packages |= imported_packages(node)
         elif isinstance(node, ast.ClassDef):
             scope.bind(node.name, Binding())
             self.scopes[node] = Scope(scope, is_class=True)
@@ -277,12 +280,6 @@ def imported_packages(node: ast.Import | ast.ImportFrom) -> set[str]:
     if isinstance(node, ast.Import):
         return {alias.name.partition(".")[0] for alias in node.names}
     return set() if node.level else {(node.module or "").partition(".")[0]}
-
-
-def imported_roots(tree: ast.Module) -> set[str]:
-    """The packages that a module imports, also within its functions."""
-    return {package for node in nodes_below(tree) if isinstance(node, _IMPORTS)
-            for package in imported_packages(node)}  # fmt: skip
 
 
 def _bind_import(node: ast.Import | ast.ImportFrom, scope: Scope) -> list[str]:

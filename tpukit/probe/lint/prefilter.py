@@ -44,7 +44,7 @@ def may_concern(data: bytes, *, moves: str = "") -> bool:
     if moves and _MOVES[moves].search(data):
         return True
     text = data.decode("utf-8", errors="replace")
-    return any(rule.is_worth_parsing(text) for rule in RULES) or may_hold_calls(data, text)
+    return any(rule.may_stand_in(text) for rule in RULES) or may_hold_calls(data, text)
 
 
 def may_hold_calls(data: bytes, text: str) -> bool:

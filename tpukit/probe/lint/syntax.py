@@ -4,11 +4,15 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, overload
 
 from tpukit.knowledge.calls import name_group
 
+Node = TypeVar("Node", bound=ast.AST)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.While, ast.AsyncFor)
+ELSEWHERE = (*FUNCTIONS, ast.ClassDef, ast.Lambda)
+"""What holds code that does not run where it stands."""
 NAMED = (ast.Name, ast.Attribute)
 _NO_NODES = {
     "ctx", "op", "ops", "id", "attr", "level", "module", "conversion", "kind", "type_comment",
@@ -74,6 +78,25 @@ def forget(tree: ast.Module) -> None:
         node.__dict__.pop(_BELOW, None)
 
 
+@overload
+def of_kind(nodes: Iterable[object], kind: type[Node], /) -> list[Node]: ...
+@overload
+def of_kind(nodes: Iterable[object], *kinds: type[ast.AST]) -> list[Any]: ...
+def of_kind(nodes: Iterable[object], *kinds: type[ast.AST]) -> list[Any]:
+    return [node for node in nodes if isinstance(node, kinds)]
+
+
+def calls_in(node: ast.AST) -> list[ast.Call]:
+    return of_kind(nodes_below(node), ast.Call)
+
+
+def around(tree: ast.AST, node: ast.AST, *kinds: type[ast.AST]) -> list[Any]:
+    """The nodes of some kinds whose lines hold a node, outermost first."""
+    line = node.lineno  # type: ignore[attr-defined]
+    kept: list[Any] = of_kind(nodes_below(tree), *kinds)
+    return [n for n in kept if n.lineno <= line <= n.end_lineno]
+
+
 def own_nodes(body: Sequence[ast.AST], without: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
     """The nodes of a body, without those of some kinds and what they hold."""
     stack = list(body)
@@ -82,6 +105,11 @@ def own_nodes(body: Sequence[ast.AST], without: tuple[type[ast.AST], ...]) -> It
         if not isinstance(node, without):
             yield node
             stack += children(node)
+
+
+def own_code(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes of a body that run where it does."""
+    return own_nodes(body, ELSEWHERE)
 
 
 def trains(node: ast.AST) -> bool:
@@ -94,6 +122,11 @@ def is_without_gradients(node: ast.AST) -> bool:
     around = [i.context_expr for i in node.items] if isinstance(node, ast.With) else []
     around += getattr(node, "decorator_list", ())
     return any(re.search(r"\b(?:no_grad|inference_mode)\b", source_text(a)) for a in around)
+
+
+def without_gradients(nodes: Iterable[ast.AST]) -> set[ast.AST]:
+    """The nodes there, and below them."""
+    return {n for node in nodes if is_without_gradients(node) for n in nodes_below(node)}
 
 
 def functions_that(tree: ast.Module, do: Callable[[ast.AST], bool]) -> set[str]:
@@ -137,6 +170,10 @@ def source_text(node: ast.expr) -> str:
         return ast.unparse(node)
     except (RecursionError, ValueError):
         return ""
+
+
+def is_constant(node: ast.AST | None, value: object) -> bool:
+    return isinstance(node, ast.Constant) and node.value is value
 
 
 def argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:

@@ -1,10 +1,9 @@
 """The rules that look for no name, and the walk that hands them the nodes of a module."""
 
 import ast
-from collections.abc import Iterable, Iterator
 
 from tpukit.probe.lint.finding import ModuleFinding
-from tpukit.probe.lint.names import Names, Scope
+from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.rules import evaluation, making, ranks, steps, training, xla
 from tpukit.probe.lint.rules.code import Code
 from tpukit.probe.lint.rules.rule import Found, Rule
@@ -34,11 +33,6 @@ ON_TPU: tuple[type[Rule], ...] = (
 RULES = (*MISTAKES, *RANKS, *ON_TPU)
 
 
-def may_hold(group: Iterable[type[Rule]], text: str) -> bool:
-    """Whether a file may hold a finding of a group of rules, by its text."""
-    return any(rule.is_worth_parsing(text) for rule in group)
-
-
 def find_by_rules(module: Module, names: Names, *, to_xla: bool = False) -> list[ModuleFinding]:
     """What the rules find in a parsed module.
 
@@ -46,12 +40,10 @@ def find_by_rules(module: Module, names: Names, *, to_xla: bool = False) -> list
     """
     assert module.tree is not None
     code = Code(module.tree, names, module.text, to_xla)
-    groups = (RANKS, ON_TPU) if to_xla else (MISTAKES, RANKS, ON_TPU)
-    # What one rule of a group is about concerns the others.
-    kinds = (kind for group in groups if to_xla or may_hold(group, module.text) for kind in group)
+    kinds = (*RANKS, *ON_TPU) if to_xla else RULES
     rules = [kind(code) for kind in kinds if kind.concerns(code)]
-    places = ((r, *each) for r, each in _Walk(code, rules).found()) if rules else ()
-    found = [_finding(rule, module.span(node), old) for rule, node, old in places]
+    places = _Walk(code, rules).found() if rules else ()
+    found = [_finding(rule, module.span(node), old) for rule, (node, old) in places]
     return list(dict.fromkeys(found))
 
 
@@ -61,47 +53,45 @@ def _finding(rule: Rule, span: tuple[int, int, int, int], old: str) -> ModuleFin
 
 
 class _Walk:
-    """One walk over a module, with the scope, the function and the conditions around each node."""
+    """One walk over a module, with the function and the conditions around each node."""
 
     def __init__(self, code: Code, rules: list[Rule]) -> None:
         self._code = code
         self._rules = rules
-        self._visitors: dict[type, list[Rule]] = {}
-        for rule in rules:
-            for kind in rule.nodes:
-                self._visitors.setdefault(kind, []).append(rule)
+        self._found: list[tuple[Rule, Found]] = []
+        kinds = {kind for rule in rules for kind in rule.nodes} | {*FUNCTIONS, ast.If}
+        self._visitors = {kind: [r for r in rules if kind in r.nodes] for kind in kinds}
 
-    def found(self) -> Iterator[tuple[Rule, Found]]:
-        yield from self._visit(self._code.tree)
-        yield from self._below(self._code.tree, self._code.names.module)
+    def found(self) -> list[tuple[Rule, Found]]:
+        self._visit(self._code.tree)
         for rule in self._rules:
-            yield from ((rule, each) for each in rule.end())
+            self._found += ((rule, each) for each in rule.end())
+        return self._found
 
-    def _visit(self, node: ast.AST) -> Iterator[tuple[Rule, Found]]:
-        for rule in self._visitors.get(type(node), ()):
-            for each in rule.visit(node):
-                yield rule, each
-
-    def _below(self, node: ast.AST, scope: Scope) -> Iterator[tuple[Rule, Found]]:
+    def _visit(self, node: ast.AST) -> None:
         code = self._code
-        for child in children(node):
-            inner = code.names.scopes.get(child, scope)
-            outer = code.function
-            if isinstance(child, FUNCTIONS):
-                code.function = child
-            code.scope = inner
-            if type(child) in self._visitors:
-                yield from self._visit(child)
-            if isinstance(child, ast.If):
-                yield from self._branches(child, inner)
-            else:
-                yield from self._below(child, inner)
-            code.function = outer
+        outer = code.function
+        if isinstance(node, FUNCTIONS):
+            code.function = node
+        for rule in self._visitors.get(type(node), ()):
+            self._found += ((rule, each) for each in rule.visit(node))
+        if isinstance(node, ast.If):
+            self._branches(node)
+        else:
+            self._below(node)
+        code.function = outer
 
-    def _branches(self, node: ast.If, scope: Scope) -> Iterator[tuple[Rule, Found]]:
+    def _below(self, node: ast.AST) -> None:
+        for child in children(node):
+            if type(child) in self._visitors:
+                self._visit(child)
+            else:
+                self._below(child)
+
+    def _branches(self, node: ast.If) -> None:
         test, under = source_text(node.test), self._code.under
-        yield from self._below(ast.Expression(node.test), scope)
+        self._below(ast.Expression(node.test))
         for body, text in ((node.body, test), (node.orelse, f"not ({test})")):
-            self._code.under = (*under, (text, node, scope))
-            yield from self._below(ast.Module(body, []), scope)
+            self._code.under = (*under, (text, node))
+            self._below(ast.Module(body, []))
         self._code.under = under

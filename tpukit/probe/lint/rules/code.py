@@ -3,15 +3,24 @@ walk stands."""
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, TypeVar, cast
 
 from tpukit.knowledge.calls import name_group
-from tpukit.probe.lint.names import Names, Scope, imported_roots
+from tpukit.probe.lint.names import Names, Scope
 from tpukit.probe.lint.rules.roles import LOADS, is_optimizer_step
-from tpukit.probe.lint.syntax import called_name, holder, method_of, nodes_below, source_text
+from tpukit.probe.lint.syntax import (
+    around,
+    called_name,
+    holder,
+    method_of,
+    nodes_below,
+    of_kind,
+    run_once,
+    source_text,
+)
 
 Part = TypeVar("Part")
 SCHEDULERS = "torch.optim.lr_scheduler."
@@ -26,17 +35,25 @@ class Code:
     text: str
     to_xla: bool = False
     """Whether it is to run on torch_xla, which it does not import yet."""
-    scope: Scope = field(init=False)
-    under: tuple[tuple[str, ast.If, Scope], ...] = ()
-    """The conditions that must hold for the node to run: text, statement and scope of each."""
+    under: tuple[tuple[str, ast.If], ...] = ()
+    """The conditions that must hold for the node to run, as texts, and their statements."""
     function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
     _activated: dict[str, set[str]] = field(default_factory=dict)
     _parts: dict[type, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.scope = self.names.module
-        self.packages = imported_roots(self.tree)
+        self.packages = self.names.packages
         self.uses_xla = self.to_xla or "torch_xla" in self.packages
+
+    @property
+    def scope(self) -> Scope:
+        """That of the function around the node."""
+        return self.names.scopes[self.function or self.tree]
+
+    @cached_property
+    def run_once(self) -> set[str]:
+        """The functions that run once."""
+        return run_once(self.tree)
 
     def part(self, kind: type[Part]) -> Part:
         """What several rules know of the module together, made once."""
@@ -46,7 +63,7 @@ class Code:
 
     def holds(self, test: re.Pattern[str]) -> bool:
         """Whether one of the conditions around the node is such a test."""
-        return any(test.search(text) for text, *_ in self.under)
+        return any(test.search(text) for text, _ in self.under)
 
     def means(self, node: ast.expr, group: str) -> bool:
         """Whether an expression is one of a group of names."""
@@ -77,12 +94,11 @@ class Code:
             return "by name" if re.search(r"(?:^|\.)(?:lr_?)?scheduler$", holder(node)) else ""
         return next((name for name in known if name.startswith(SCHEDULERS)), "")
 
-    # -- loaders ----------------------------------------------------------------------------------
     def reads_a_loader(self, loop: ast.AST) -> bool:
         """By its name, also behind `bar = tqdm(loader)`, or by `next` of an `iter(loader)`."""
         over = loop.iter if isinstance(loop, ast.For | ast.AsyncFor) else ast.Constant(0)
         taken = [n.args[0] for n in nodes_below(loop) if called_name(n) == "next" and n.args]  # type: ignore[attr-defined]
-        names = (n for n in (*nodes_below(over), *taken) if isinstance(n, ast.Name))
+        names = of_kind((*nodes_below(over), *taken), ast.Name)
         values = [value for name in names for value in self.names.possible(name)]
         made = (value for value in values if called_name(value) in ("tqdm", "iter"))
         return is_loader(over) or any(map(is_loader, made))
@@ -96,14 +112,14 @@ class Code:
                 if not own or all(getattr(n, "id", "") != own for n in nodes_below(v))]  # fmt: skip
         return bool(made) and all(self._is_of(v, by, self._classes(by)) for v in made)
 
-    def _is_of(self, value: ast.expr, by: str, classes: Collection[str] = ()) -> bool:
+    def _is_of(self, value: ast.expr | None, by: str, classes: Iterable[str] = ()) -> bool:
         """classes: those of the module whose forward returns one."""
         if not isinstance(value, ast.Call):
             return False
         if self.means(value.func, by) or method_of(value) == by:
             return True
         if source_text(value.func) == "self":
-            return self._class_around(value) in classes
+            return any(c.name in classes for c in around(self.tree, value, ast.ClassDef)[-1:])
         for made in self.names.possible(value.func):
             is_sent = method_of(made) in ("to", "cuda")
             model = made.func.value if is_sent else made  # type: ignore[attr-defined]
@@ -114,23 +130,16 @@ class Code:
                 return True
         return False
 
-    def _class_around(self, node: ast.expr) -> str:
-        """The innermost class that holds a node; empty outside of classes."""
-        around = [c for c in nodes_below(self.tree) if isinstance(c, ast.ClassDef)
-                  and c.lineno <= node.lineno <= (c.end_lineno or 0)]  # fmt: skip
-        return max(around, key=lambda each: each.lineno).name if around else ""
-
     def _classes(self, by: str) -> set[str]:
         """Classes whose forward returns a softmax (or a sigmoid) in every case."""
         if by in self._activated:
             return self._activated[by]
         found = self._activated[by] = set()
-        for node in nodes_below(self.tree):
-            for part in node.body if isinstance(node, ast.ClassDef) else ():
-                if isinstance(part, ast.FunctionDef) and part.name == "forward":
-                    values = [n.value for n in nodes_below(part) if isinstance(n, ast.Return)]
-                    if values and all(v is not None and self._is_of(v, by) for v in values):
-                        found.add(node.name)  # type: ignore[attr-defined]
+        for node in of_kind(nodes_below(self.tree), ast.ClassDef):
+            for part in of_kind(node.body, ast.FunctionDef):
+                values = [n.value for n in of_kind(nodes_below(part), ast.Return)]
+                if part.name == "forward" and values and all(self._is_of(v, by) for v in values):
+                    found.add(node.name)
         return found
 
 

@@ -2,22 +2,26 @@
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from tpukit.probe.lint.rules.roles import EVALUATION_LOADER, OTHER_MODEL
 from tpukit.probe.lint.rules.rule import Found, Rule
-from tpukit.probe.lint.rules.training import own_code
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
     called_here,
     called_name,
+    calls_in,
     calls_of,
     holder,
     is_without_gradients,
     nodes_below,
+    of_kind,
+    own_code,
     source_text,
     trains,
+    without_gradients,
 )
 
 _NO_GRADIENTS = re.compile(
@@ -25,10 +29,6 @@ _NO_GRADIENTS = re.compile(
 )
 _EVALUATION = re.compile(r"\.train\((?:mode=)?(?:True|False|\w*(?:mode|train)\w*)\)|\.training\b")
 _MODEL = r"(\w*(?:model|net|classif)\w*)"
-_STEPS = re.compile(r"step\(")
-_LOADS = re.compile(
-    r"(?i)\.eval\(\)\n[\s\S]*(?:for .{0,200}(?:load|batches|dl\b|_iter\b|iterator)|\bnext\(\w+\))"
-)
 
 
 class NeverInEval(Rule):
@@ -47,33 +47,25 @@ class NeverInEval(Rule):
         "for x in loader:\n    model(x).backward()\n    optimizer.step()"
     )
     right = wrong.replace("with", "model.eval()\n    with")
-    words = (".backward(",)
-    sign = _STEPS
+    words = (".backward(", "step(")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
+    def visit(self, node: Any) -> Iterator[Found]:
         if ".eval()" in self.code.text or _EVALUATION.search(self.code.text):
             return
         nodes = nodes_below(node)
-        trained = {
-            _model_called(n) for n in nodes if isinstance(n, (*LOOPS, *FUNCTIONS)) and trains(n)
-        }
-        bare = _without_gradients(nodes)
-        found = [
-            (loop.iter, model)
-            for loop in nodes
-            if isinstance(loop, ast.For)
-            and (
+        trained = {_model_called(n) for n in of_kind(nodes, *LOOPS, *FUNCTIONS) if trains(n)}
+        bare = without_gradients(nodes)
+        for loop in sorted(of_kind(nodes, ast.For), key=lambda each: each.iter.lineno):
+            is_evaluation = (
                 loop in bare
                 or EVALUATION_LOADER.search(source_text(loop.iter))
                 or any(map(is_without_gradients, loop.body))
             )
-            and self.code.reads_a_loader(loop)
-            and not trains(loop)
-            and not _calibrates(loop)
-            and (model := _model_called(loop)) in trained - {""}
-        ]
-        for place, model in sorted(found, key=lambda each: each[0].lineno)[:1]:
-            yield place, f"{model} without eval()"
+            if not is_evaluation or trains(loop) or not self.code.reads_a_loader(loop):
+                continue
+            if not _calibrates(loop) and (model := _model_called(loop)) in trained - {""}:
+                yield loop.iter, f"{model} without eval()"
+                return
 
 
 class EvalNotLeft(Rule):
@@ -89,22 +81,20 @@ class EvalNotLeft(Rule):
         "        model(x).backward()\n    model.eval()"
     )
     right = wrong.replace(":\n    for", ":\n    model.train()\n    for")
-    words = (".backward(", ".eval()")
-    sign = _STEPS
+    words = (".backward(", "step(", ".eval()")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
+    def visit(self, node: Any) -> Iterator[Found]:
         if re.search(r"\.train\(|\btraining\s*=", self.code.text):
             return
         nodes = nodes_below(node)
-        evaluations = {f.name: _evaluations(f) for f in nodes if isinstance(f, FUNCTIONS)}
-        for loop in nodes:
-            inner = list(own_code(loop.body)) if isinstance(loop, LOOPS) else []
+        evaluations = {f.name: _evaluations(f) for f in of_kind(nodes, *FUNCTIONS)}
+        for loop in of_kind(nodes, *LOOPS):
+            inner = list(own_code(loop.body))
             if calls_of("backward", inner):
-                left = [call for call in calls_of("eval", inner) if not call.args]
+                left = _evaluations(loop)
                 left += [call for n in inner for call in evaluations.get(called_name(n), ())]
                 left = [call for call in left if not OTHER_MODEL.search(holder(call))]
-                if left:
-                    first = min(left, key=lambda call: call.lineno)
+                for first in sorted(left, key=lambda call: call.lineno)[:1]:
                     yield first.func, source_text(first)
 
 
@@ -120,24 +110,25 @@ class EvalWithGradients(Rule):
     right = f"@torch.no_grad()\n{wrong}"
     nodes = (*FUNCTIONS, ast.Module)
     words = (".eval()",)
-    sign = _LOADS
+    sign = re.compile(
+        r"(?i)\.eval\(\)\n[\s\S]*"
+        r"(?:for .{0,200}(?:load|batches|dl\b|_iter\b|iterator)|\bnext\(\w+\))"
+    )
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
+    def visit(self, node: Any) -> Iterator[Found]:
         """A function or a script that calls `eval()`, then reads a loader."""
-        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module)
         name = getattr(node, "name", "")
         evaluates = sorted(_evaluations(node), key=lambda call: call.lineno)
         if not evaluates or name in self._called_without_gradients():
             return
-        loops = [
-            n for n in own_code(node.body) if isinstance(n, LOOPS) and self.code.reads_a_loader(n)
-        ]
+        loops = list(filter(self.code.reads_a_loader, of_kind(own_code(node.body), *LOOPS)))
+        loops.sort(key=lambda loop: loop.lineno)
         # Of a script, another loop may be without gradients.
-        bare = set() if name else _without_gradients(nodes_below(node))
+        bare = set() if name else without_gradients(nodes_below(node))
         for call in evaluates:
-            behind = [n for n in loops if (n.end_lineno or 0) > call.lineno
-                      and (n.lineno > call.lineno or not trains(n))]  # fmt: skip
-            loop = min(behind, key=lambda n: n.lineno, default=None)
+            behind = (n for n in loops if n.end_lineno > call.lineno
+                      and (n.lineno > call.lineno or not trains(n)))  # fmt: skip
+            loop = next(behind, None)
             model = holder(call).partition(".")[0]
             if loop and loop not in bare and self._keeps(model, loop, node if name else loop):
                 yield call.func, f"{name}() evaluates" if name else "the script evaluates"
@@ -145,11 +136,11 @@ class EvalWithGradients(Rule):
 
     def _keeps(self, model: str, loop: ast.AST, around: ast.AST) -> bool:
         """Whether a loop runs a model, trains nothing, and nothing around it switches them off."""
-        if model not in {n.id for n in nodes_below(loop) if isinstance(n, ast.Name)}:
+        if model not in {n.id for n in of_kind(nodes_below(loop), ast.Name)}:
             return False
         called = {called_here(n) for n in nodes_below(loop)} - {""}
         parts = [n for n in nodes_below(self.code.tree) if getattr(n, "name", "") in called]
-        if trains(loop) or any(isinstance(n, FUNCTIONS) and trains(n) for n in parts):
+        if trains(loop) or any(map(trains, of_kind(parts, *FUNCTIONS))):
             return False
         return not any(map(_NO_GRADIENTS.search, map(ast.unparse, [around, *parts])))
 
@@ -164,20 +155,15 @@ class EvalWithGradients(Rule):
         return {called_name(n) for node in bare for n in nodes_below(node)} - {""}
 
 
-def _without_gradients(nodes: Iterable[ast.AST]) -> set[ast.AST]:
-    """The nodes there, and below them."""
-    return {n for node in nodes if is_without_gradients(node) for n in nodes_below(node)}
-
-
-def _evaluations(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module) -> list[ast.Call]:
-    """The calls of `eval()` in a function's own body."""
+def _evaluations(node: Any) -> list[ast.Call]:
+    """The calls of `eval()` in the own body of a function, a loop or a module."""
     return [call for call in calls_of("eval", own_code(node.body)) if not call.args]
 
 
 def _model_called(loop: ast.AST) -> str:
     """What a loop calls that is named as a model: `model(x)`, `net.loss(x)`."""
-    calls = (n.func for n in nodes_below(loop) if isinstance(n, ast.Call))
-    roots = (re.match(rf"(?:self\.)?{_MODEL}\b", source_text(f), re.I) for f in calls)
+    functions = (source_text(call.func) for call in calls_in(loop))
+    roots = (re.match(rf"(?:self\.)?{_MODEL}\b", text, re.I) for text in functions)
     return next((root[1] for root in roots if root), "")
 
 
@@ -185,6 +171,6 @@ def _calibrates(loop: ast.AST) -> bool:
     """Whether a loop only runs the model, for its batch statistics: no result is used."""
     nodes = nodes_below(loop)
     kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
-    used = [n.value for n in nodes if isinstance(n, kinds) and n.value]
+    used = [n.value for n in of_kind(nodes, *kinds) if n.value]
     used += [value for call in calls_of("append", nodes) for value in call.args]
     return not any(re.search(rf"{_MODEL}\.?\w*\(", source_text(u), re.I) for u in used)

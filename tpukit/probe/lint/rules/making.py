@@ -3,12 +3,22 @@
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
-from tpukit.probe.lint.rules.code import SCHEDULERS, Code, is_loader
+from tpukit.probe.lint.rules.code import SCHEDULERS, is_loader
 from tpukit.probe.lint.rules.rule import Found, Rule
-from tpukit.probe.lint.syntax import argument, calls_of, holder, method_of, nodes_below, source_text
+from tpukit.probe.lint.syntax import (
+    argument,
+    calls_in,
+    calls_of,
+    holder,
+    is_constant,
+    method_of,
+    nodes_below,
+    of_kind,
+    source_text,
+)
 
-_HOOKS = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
 _CONTAINERS = (ast.List, ast.ListComp, ast.Dict, ast.DictComp)
 _MODULES = re.compile(
     r"torch\.nn\.(?!Parameter|functional|init|utils|ModuleList|Sequential)[A-Z]\w+"
@@ -16,14 +26,24 @@ _MODULES = re.compile(
 _SETS_EPOCH = re.compile(r"^[^#\n]*(?:set_epoch|(?<!def )\btrain\w*\([^()]*sampler)", re.M)
 """In a function of another module, perhaps, that takes the sampler."""
 _EPOCHS = re.compile(r"for \w+ in .*epoch|for epoch\b(?! in range\(1\))")
-_ARGUMENTS = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*?"
 
 
-def _is_class_of(code: Code, node: ast.ClassDef, group: str) -> bool:
-    return any(code.means(base, group) for base in node.bases)
+class _OfClass(Rule):
+    """A rule for classes of modules."""
+
+    nodes = (ast.ClassDef,)
+    bases: ClassVar[tuple[str, ...]] = ("lightning", "module")
+    """Groups of names, one of which is a base."""
+
+    def visit(self, node: Any) -> Iterator[Found]:
+        if any(self.code.means(base, group) for base in node.bases for group in self.bases):
+            yield from self.in_class(node)
+
+    def in_class(self, node: ast.ClassDef) -> Iterator[Found]:
+        raise NotImplementedError
 
 
-class ModulesInList(Rule):
+class ModulesInList(_OfClass):
     """A `list` or a `dict` hides the modules in it from `parameters()`, `to()` and `state_dict()`:
     they are not trained, not moved, not saved. Use `nn.ModuleList` or `nn.ModuleDict`."""
 
@@ -35,27 +55,20 @@ class ModulesInList(Rule):
         "        self.layers = [nn.Linear(8, 8), nn.ReLU()]"
     )
     right = wrong.replace("[nn", "nn.ModuleList([nn").replace("()]", "()])")
-    nodes = (ast.ClassDef,)
     words = ("Module", "self.")
     sign = re.compile(
-        r"self\.\w+ = \[nn\.[A-Z]|self\.\w+ = \{[^}]{0,200}: nn\.[A-Z]"
-        r"|self\.(\w+)\s*=\s*(?:[\w.]+\s*=\s*)*\[\s*\][\s\S]*?self\.\1\.append\(nn\.[A-Z]"
+        r"self\.\w+\s*=\s*[\[{][^\]}]{0,200}\bnn\.[A-Z]|\.append\(\s*(?:torch\.)?nn\.[A-Z]"
     )
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.ClassDef)
-        if not any(_is_class_of(self.code, node, group) for group in ("lightning", "module")):
-            return
+    def in_class(self, node: ast.ClassDef) -> Iterator[Found]:
         nodes = nodes_below(node)
         appended = [call for call in calls_of("append", nodes) if call.args]
-        for inner in nodes:
-            if isinstance(inner, ast.Assign) and isinstance(inner.value, _CONTAINERS):
-                target = source_text(inner.targets[0])
-                held = _elements(inner.value) or [
-                    c.args[0] for c in appended if holder(c) == target
-                ]
-                is_own = target.startswith("self.") and self._are_modules(held)
-                if is_own and not _is_registered(target, ast.unparse(node)):
+        for inner in of_kind(nodes, ast.Assign):
+            target = source_text(inner.targets[0])
+            if isinstance(inner.value, _CONTAINERS) and target.startswith("self."):
+                added = [c.args[0] for c in appended if holder(c) == target]
+                held = _elements(inner.value) or added
+                if self._are_modules(held) and not _is_registered(target, ast.unparse(node)):
                     yield inner, f"{target} = {source_text(inner.value)[:1]}...]"
 
     def _are_modules(self, elements: Sequence[ast.expr]) -> bool:
@@ -81,7 +94,7 @@ def _is_registered(target: str, text: str) -> bool:
     return re.search(f"{held}|{added}", text) is not None
 
 
-class DropoutAlwaysOn(Rule):
+class DropoutAlwaysOn(_OfClass):
     """`F.dropout(x, p)` drops in evaluation as well: its `training` is `True` unless given. Pass
     `training=self.training`, or use `nn.Dropout`."""
 
@@ -90,25 +103,35 @@ class DropoutAlwaysOn(Rule):
     new = "F.dropout(x, p, training=self.training), or nn.Dropout"
     wrong = "class Net(nn.Module):\n    def forward(self, x):\n        return F.dropout(x, 0.5)"
     right = wrong.replace("0.5", "0.5, training=self.training")
-    nodes = (ast.ClassDef,)
     words = ("dropout", "forward")
-    sign = re.compile(rf"\.dropout\((?<=[Fl]\.dropout\()(?!{_ARGUMENTS}training)")
+    sign = re.compile(r"(?:[Fl]\.|(?<![\w.]))dropout(?:2d)?\((?![^)]*training)")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.ClassDef)
-        if not any(_is_class_of(self.code, node, group) for group in ("lightning", "module")):
-            return
-        functions = (n for n in nodes_below(node) if isinstance(n, ast.FunctionDef))
+    def in_class(self, node: ast.ClassDef) -> Iterator[Found]:
+        functions = of_kind(nodes_below(node), ast.FunctionDef)
         for forward in (f for f in functions if f.name == "forward"):
-            for call in nodes_below(forward):
-                if isinstance(call, ast.Call) and self.code.means(call.func, "dropout"):
-                    given = {keyword.arg for keyword in call.keywords}
-                    is_given = len(call.args) > 2 or given & {"training", None}
-                    if not is_given and "self.training" not in ast.unparse(forward):
-                        yield call.func, source_text(call)[:60]
+            for call in calls_in(forward) if "self.training" not in ast.unparse(forward) else ():
+                given = {keyword.arg for keyword in call.keywords}
+                is_given = len(call.args) > 2 or given & {"training", None}
+                if self.code.means(call.func, "dropout") and not is_given:
+                    yield call.func, source_text(call)[:60]
 
 
-class EpochEndOutputs(Rule):
+class _OfHook(_OfClass):
+    """A rule for methods that Lightning calls no more, or otherwise."""
+
+    bases = ("lightning",)
+    hooks: ClassVar[tuple[str, ...]]
+    takes: ClassVar[str] = ""
+    """A parameter that the method has."""
+
+    def in_class(self, node: ast.ClassDef) -> Iterator[Found]:
+        for method in of_kind(nodes_below(node), ast.FunctionDef):
+            taken = ["", *(given.arg for given in method.args.args)]
+            if method.name in self.hooks and self.takes in taken:
+                yield method, f"{method.name}({self.takes and f'..., {self.takes}'})"
+
+
+class EpochEndOutputs(_OfHook):
     """Lightning 2.0 removed `training_epoch_end`, `validation_epoch_end` and `test_epoch_end`: a
     module that defines one raises. Keep what the steps return in a list on `self`, and read and
     clear it in `on_validation_epoch_end(self)`."""
@@ -121,18 +144,11 @@ class EpochEndOutputs(Rule):
         "class Net(lightning.LightningModule):\n    def validation_epoch_end(self, outputs): ..."
     )
     right = wrong.replace("validation_epoch_end(self, outputs)", "on_validation_epoch_end(self)")
-    nodes = (ast.ClassDef,)
-    words = ("training_epoch_end( validation_epoch_end( test_epoch_end(",)
-    sign = re.compile(r"def (?:training|validation|test)_epoch_end\(")
-
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.ClassDef)
-        for method in nodes_below(node) if _is_class_of(self.code, node, "lightning") else ():
-            if isinstance(method, ast.FunctionDef) and method.name in _HOOKS:
-                yield method, f"{method.name}()"
+    hooks = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
+    words = ("_epoch_end(",)
 
 
-class OptimizerIndex(Rule):
+class OptimizerIndex(_OfHook):
     """Lightning 2.0 calls `training_step` without `optimizer_idx`: a module that takes one raises.
     Set `self.automatic_optimization = False`, take `self.optimizers()` in the step, and call
     `self.manual_backward(loss)`."""
@@ -145,18 +161,9 @@ class OptimizerIndex(Rule):
         "    def training_step(self, batch, index, optimizer_idx): ..."
     )
     right = wrong.replace(", optimizer_idx", "")
-    nodes = (ast.ClassDef,)
-    words = ("optimizer_idx", "def training_step(")
-
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.ClassDef)
-        for method in nodes_below(node) if _is_class_of(self.code, node, "lightning") else ():
-            if (
-                isinstance(method, ast.FunctionDef)
-                and method.name == "training_step"
-                and any(given.arg == "optimizer_idx" for given in method.args.args)
-            ):
-                yield method, "training_step(..., optimizer_idx)"
+    hooks = ("training_step",)
+    takes = "optimizer_idx"
+    words = ("optimizer_idx",)
 
 
 # -- calls ---------------------------------------------------------------------------------------
@@ -171,11 +178,9 @@ class SamplerWithShuffle(Rule):
     right = wrong.replace("shuffle=True, ", "")
     nodes = (ast.Call,)
     words = ("sampler=", "shuffle=")
-    sign = re.compile(r"shuffle=True[^;]{0,300}sampler=|sampler=[^;]{0,300}shuffle=True")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.Call)
-        if self.code.means(node.func, "loader") and _is(argument(node, "shuffle"), True):
+    def visit(self, node: Any) -> Iterator[Found]:
+        if self.code.means(node.func, "loader") and is_constant(argument(node, "shuffle"), True):
             sampler = argument(node, "sampler")
             made = self.code.names.possible(sampler) if sampler else [ast.Constant(None)]
             if all(isinstance(value, ast.Call) for value in made):
@@ -193,11 +198,11 @@ class SamplerWithoutEpoch(Rule):
     right = wrong.replace(":\n", ":\n    sampler.set_epoch(epoch)\n")
     nodes = (ast.Call,)
     words = ("DistributedSampler", "epoch", "optim")
-    sign = re.compile(r"for \w+ in [^\n]*epoch|for epoch\b")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.Call)
-        if not self.code.means(node.func, "sampler") or _is(argument(node, "shuffle"), False):
+    def visit(self, node: Any) -> Iterator[Found]:
+        if not self.code.means(node.func, "sampler") or is_constant(
+            argument(node, "shuffle"), False
+        ):
             return
         evaluates = node.args and re.search(r"val|test|eval", source_text(node.args[0]), re.I)
         text = self.code.text
@@ -218,11 +223,9 @@ class SoftmaxBeforeLoss(Rule):
     wrong = "F.cross_entropy(F.softmax(model(x), dim=1), y).backward()\noptimizer.step()"
     right = wrong.replace("F.softmax(model(x), dim=1)", "model(x)")
     nodes = (ast.Call,)
-    words = ("oftmax igmoid",)
-    sign = re.compile(r"\.backward\([\s\S]*step\(|step\([\s\S]*\.backward\(")
+    words = (".backward(", "oftmax|igmoid")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.Call)
+    def visit(self, node: Any) -> Iterator[Found]:
         if node.args and any(
             self.code.means(node.func, f"{by}-taker") and self.code.is_activated(node.args[0], by)
             for by in ("softmax", "sigmoid")
@@ -243,8 +246,7 @@ class LoaderCycled(Rule):
     nodes = (ast.Call,)
     words = ("cycle(", "itertools")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.Call)
+    def visit(self, node: Any) -> Iterator[Found]:
         if node.args and self.code.means(node.func, "cycle") and is_loader(node.args[0]):
             yield node.func, source_text(node)[:60]
 
@@ -261,10 +263,8 @@ class SchedulerUnused(Rule):
     right = f"{wrong}\nfor epoch in range(9):\n    decay.step()"
     nodes = (ast.Assign,)
     words = ("lr_scheduler",)
-    sign = re.compile(r"(?m)^[ \t]*(\w+) = [\w.]*(?:LR|Restarts|Plateau)\((?![\s\S]*\b\1\b)")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.Assign)
+    def visit(self, node: Any) -> Iterator[Found]:
         target = node.targets[0]
         if isinstance(node.value, ast.Call) and isinstance(target, ast.Name):
             made = self.code.names.anywhere(node.value.func)
@@ -287,11 +287,9 @@ class BestStateShared(Rule):
     )
     right = wrong.replace("model.state_dict()", "copy.deepcopy(model.state_dict())")
     nodes = (ast.Assign,)
-    words = (".state_dict()", "load_state_dict(", "best")
-    sign = re.compile(r"\.backward\([\s\S]*step\(|step\([\s\S]*\.backward\(")
+    words = (".backward(", ".state_dict()", "load_state_dict(", "best")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.Assign)
+    def visit(self, node: Any) -> Iterator[Found]:
         text = source_text(node.value) if method_of(node.value) in ("state_dict", "copy") else ""
         name = source_text(node.targets[0]) if text else ""
         if "best" in name and re.fullmatch(r"[\w.]+\.state_dict\(\)(?:\.copy\(\))?", text):
@@ -300,7 +298,3 @@ class BestStateShared(Rule):
             is_copied = re.search(rf"{kept}\s*=[^\n]*(?:deepcopy|clone|load)", self.code.text)
             if is_read and not is_copied:
                 yield node, f"{name} = {text}"
-
-
-def _is(value: ast.expr | None, constant: bool) -> bool:
-    return isinstance(value, ast.Constant) and value.value is constant

@@ -4,14 +4,14 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
+from typing import Any, ClassVar
 
 from tpukit.knowledge.calls import name_group
 from tpukit.probe.lint.guards import early_test
-from tpukit.probe.lint.names import Scope
 from tpukit.probe.lint.rules.code import Code
 from tpukit.probe.lint.rules.roles import EVALUATES, MASTER, ONE_RANK, RANK
-from tpukit.probe.lint.rules.rule import Found, Rule
+from tpukit.probe.lint.rules.rule import TORCH, TPU, Found, Rule
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
@@ -19,10 +19,13 @@ from tpukit.probe.lint.syntax import (
     argument,
     called_here,
     called_name,
+    calls_in,
     functions_that,
     holder,
     method_of,
     nodes_below,
+    of_kind,
+    own_code,
     own_nodes,
     source_text,
 )
@@ -50,21 +53,7 @@ _SHARDS = re.compile(r"fsdp|fully_?shard|deepspeed|zero_?[23]|tensor_parallel", 
 """Text of a module whose ranks hold parts of the model, which accelerate collects."""
 _MODEL = re.compile(r"(?:self\.)?\w*(?:model|net)\w*", re.I)
 _OTHERS = re.compile(r"\bnot\s+(?:[\w.]+\.)?is_\w+")
-_USES_DEVICE = re.compile(
-    r"\b(?:import|from)\s[^\n]*\btorch_xla\b|(?:import|from)\s[^\n]*\baccelerate\b"
-)
-_BARE_TEST = re.compile(r"(?m)if [^\n]*(?:rank\S* *== *0|is_ma(?:in|ster)|not \w*rank)[^\n]*:\s*$")
-_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
-_ALONE = re.compile(r"torch\.save\(|\bif [^\n]*(?:(?:rank|gpu)\S* *== *0|is_ma|patience|early)")
-_MEETS = re.compile(r"\.(?:barrier|all_reduce|all_gather\w*|broadcast\w*|reduce|gather)\(")
 _LEAVE_LOOP = (MASTER, _OWN_LOSS)
-
-
-@lru_cache(maxsize=1)
-def uses_device(text: str) -> bool:
-    """Whether a file reaches a TPU by torch_xla or accelerate."""
-    may = "torch_xla" in text or ("Accelerator" in text and "accelerate" in text)
-    return may and _USES_DEVICE.search(text) is not None
 
 
 class WrapperAttribute(Rule):
@@ -79,45 +68,37 @@ class WrapperAttribute(Rule):
     wrong = "model = nn.parallel.DistributedDataParallel(model)\nmodel.generate(x)"
     right = wrong.replace("model.generate", "model.module.generate")
     words = ("DataParallel(",)
-    sign = re.compile(r"= [\w.]*DataParallel\(")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
+    def visit(self, node: Any) -> Iterator[Found]:
         nodes = nodes_below(node)
-        made = (n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call))
-        wraps = {n: source_text(n.targets[0]) for n in made
-                 if self.code.means(n.value.func, "wrapper")}  # type: ignore[attr-defined]  # fmt: skip
-        for scope in nodes if wraps else ():
-            if isinstance(scope, (ast.Module, *FUNCTIONS)):
-                own = list(own_nodes(scope.body, (*FUNCTIONS, ast.ClassDef)))
-                for wrap in wraps.keys() & set(own):
-                    yield from _attributes(wrap, wraps[wrap], own)
+        made = (n for n in of_kind(nodes, ast.Assign) if isinstance(n.value, ast.Call))
+        wraps = {n for n in made if self.code.means(n.value.func, "wrapper")}  # type: ignore[attr-defined]
+        for scope in of_kind(nodes, ast.Module, *FUNCTIONS) if wraps else ():
+            own = list(own_code(scope.body))
+            for wrap in wraps & {*own}:
+                yield from _attributes(wrap, source_text(wrap.targets[0]), own)
 
 
 def _attributes(wrap: ast.Assign, name: str, nodes: Sequence[ast.AST]) -> Iterator[Found]:
     """What the wrapper lacks, behind the wrap and before the name is another's."""
-    assigns = [n for n in nodes if isinstance(n, ast.Assign)]
-    targets = [(n, t) for n in assigns for t in n.targets]
+    targets = [(n, t) for n in of_kind(nodes, ast.Assign) for t in n.targets]
     known = name_group("of-wrappers")
     own = {t.attr for _, t in targets if isinstance(t, ast.Attribute)}
     line = wrap.end_lineno or 0
     others = [n.lineno for n, t in targets if n.lineno > line and source_text(t) == name
               and method_of(n.value) not in ("to", "cuda")]  # fmt: skip
     end = min(others, default=sys.maxsize)
-    tests = [n for n in nodes if isinstance(n, ast.Try | ast.If | ast.IfExp)]
+    tests = of_kind(nodes, ast.Try, ast.If, ast.IfExp)
     asked = {n: source_text(getattr(n, "test", _CAUGHT)) for n in tests}
     around = (n for n in tests if n.lineno <= wrap.lineno <= (n.end_lineno or 0))
     wrapped_if = {word for n in around for word in _ASKED.findall(asked[n])}
     guards = [n for n in tests if not wrapped_if.isdisjoint(_ASKED.findall(asked[n]))
               or _ASKS_FOR_WRAP.search(asked[n])]  # fmt: skip
     guarded = {line for g in guards for line in range(g.lineno, (g.end_lineno or 0) + 1)}
-    for node in nodes:
-        if (
-            isinstance(node, ast.Attribute)
-            and line < node.lineno < end
-            and node.lineno not in guarded
-            and not (node.attr in known or node.attr in own or node.attr.startswith("_"))
-            and source_text(node.value) == name
-        ):
+    for node in of_kind(nodes, ast.Attribute):
+        is_known = node.attr in known or node.attr in own or node.attr.startswith("_")
+        is_behind = line < node.lineno < end and node.lineno not in guarded
+        if is_behind and not is_known and source_text(node.value) == name:
             yield node, source_text(node)
 
 
@@ -136,8 +117,7 @@ class LocalRankArgument(Rule):
     nodes = (ast.Call,)
     words = ("--local_rank", ".local_rank")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.Call)
+    def visit(self, node: Any) -> Iterator[Found]:
         if method_of(node) == "add_argument":
             is_it = [a.value for a in node.args if isinstance(a, ast.Constant)] == ["--local_rank"]
             is_read = is_it and re.search(r"\.local_rank\b", self.code.text)
@@ -159,12 +139,10 @@ class PrepareOrder(Rule):
     nodes = (ast.Assign,)
     words = (".prepare(", "accelerate")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.Assign)
+    def visit(self, node: Any) -> Iterator[Found]:
         target = node.targets[0]
         if isinstance(target, ast.Tuple) and method_of(node.value) == "prepare":
-            given_nodes = node.value.args  # type: ignore[attr-defined]
-            taken, given = ([source_text(e) for e in part] for part in (target.elts, given_nodes))
+            taken, given = (list(map(source_text, e)) for e in (target.elts, node.value.args))
             if taken != given and sorted(taken) == sorted(given):
                 yield node, f"{', '.join(taken)} = prepare({', '.join(given)})"[:80]
 
@@ -182,7 +160,7 @@ class Meetings:
         """The calls that wrap a model which every rank runs together."""
         if "DataParallel" not in self._code.text:
             return []
-        calls = [n for n in nodes_below(self._code.tree) if isinstance(n, ast.Call)]
+        calls = calls_in(self._code.tree)
         return [call for call in calls if _is_wrap(self._names.anywhere(call.func), "()")]
 
     @cached_property
@@ -201,8 +179,8 @@ class Meetings:
         """Functions of the module that run a collective, whatever the rank."""
         return functions_that(self._code.tree, self._waits)
 
-    def at(self, node: ast.AST, scope: Scope | None = None) -> bool:
-        runs = self._runs_wrapped(node, scope)
+    def at(self, node: ast.AST) -> bool:
+        runs = self._runs_wrapped(node)
         return runs or self._waits(node) or called_here(node) in self._waiting
 
     def _waits(self, node: ast.AST) -> bool:
@@ -220,13 +198,13 @@ class Meetings:
                 return method != "get_state_dict" or bool(_SHARDS.search(self._code.text))
         return bool(self.wraps) and holder(node) == "self" and self._is_wrapped(node.func)
 
-    def _is_wrapped(self, model: ast.expr, scope: Scope | None = None) -> bool:
+    def _is_wrapped(self, model: ast.expr) -> bool:
         """Whether an expression is a model that every rank runs together, from its wrap on."""
         if not isinstance(model, NAMED) or model.lineno <= self.wraps[0].lineno:
             return False
-        return _is_wrap(self._names.resolve(model, scope or self._names.module))
+        return _is_wrap(self._names.resolve(model, self._code.scope))
 
-    def _runs_wrapped(self, node: ast.AST, scope: Scope | None) -> bool:
+    def _runs_wrapped(self, node: ast.AST) -> bool:
         """Whether a call runs such a model, or hands it to a function of the module that does."""
         if not self.wraps or not isinstance(node, ast.Call):
             return False
@@ -234,22 +212,15 @@ class Meetings:
         name = called_here(node)
         runs = name in self._run_models
         runs |= name in self._names.followed and bool(EVALUATES.search(name))  # another module's
-        return any(self._is_wrapped(m, scope) for m in (node.func, *(given if runs else ())))
+        return any(map(self._is_wrapped, (node.func, *(given if runs else ()))))
 
 
 class _OfRanks(Rule):
-    @classmethod
-    def is_worth_parsing(cls, text: str) -> bool:
-        if uses_device(text):
-            return True
-        if any(w in text for w in _WRAPPERS) and _ALONE.search(text):
-            return True
-        is_distributed = "torch.distributed" in text and _BARE_TEST.search(text)
-        return bool(is_distributed and _MEETS.search(text))
+    """A rule for scripts that run on several ranks."""
 
-    @classmethod
-    def concerns(cls, code: Code) -> bool:
-        return code.to_xla or cls.is_worth_parsing(code.text)
+    packages = (*TORCH, *TPU)
+    words: ClassVar[tuple[str, ...]] = ("torch.distributed|DataParallel|torch_xla|accelerate",)
+    sign = re.compile(rf"torch\.save\(|if [^\n]*(?:{MASTER.pattern}|patience|early)")
 
 
 class CollectiveUnderMaster(_OfRanks):
@@ -265,8 +236,7 @@ class CollectiveUnderMaster(_OfRanks):
     right = "import torch.distributed as dist\ndist.all_reduce(x)\nif rank == 0:\n    print(x)"
     nodes = (ast.Call,)
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.Call)
+    def visit(self, node: Any) -> Iterator[Found]:
         own = getattr(self.code.function, "name", "")
         method = called_name(node)
         tests = [each for each in self.code.under
@@ -275,15 +245,13 @@ class CollectiveUnderMaster(_OfRanks):
             return
         if method in _PAIRED and _are_paired(self.code.function or self.code.tree):
             return
-        if self.code.part(Meetings).at(node, self.code.scope):
-            alone = [text for text, test, scope in tests if not self._others_meet(test, scope)]
+        meets = self.code.part(Meetings).at
+        if meets(node):
+            # The other ranks may meet it in their own branch.
+            alone = [text for text, test in tests
+                     if not any(map(meets, nodes_below(ast.Module(test.orelse, []))))]  # fmt: skip
             if alone:
                 yield node.func, f"{method}() under `if {alone[-1][:40]}`"
-
-    def _others_meet(self, test: ast.If, scope: Scope) -> bool:
-        """Whether the other ranks meet it in their own branch."""
-        other = nodes_below(ast.Module(test.orelse, []))
-        return any(self.code.part(Meetings).at(n, scope) for n in other)
 
 
 class RankLeavesLoop(_OfRanks):
@@ -301,18 +269,16 @@ class RankLeavesLoop(_OfRanks):
     right = wrong.replace("rank == 0 and is_bad(x)", "is_bad_anywhere(x)")
     nodes = LOOPS
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, LOOPS)
+    def visit(self, node: Any) -> Iterator[Found]:
         meetings = self.code.part(Meetings)
         own = list(own_nodes(node.body, (*FUNCTIONS, *LOOPS)))
         leaves = _LEAVE_LOOP[: 1 + meetings.evaluates_apart]
-        tests = [n for n in own if isinstance(n, ast.If)
-                 and any(test.search(source_text(n.test)) for test in leaves)]  # fmt: skip
-        for test in tests:
-            left, stays = ([n for n in own_nodes(b, LOOPS) if isinstance(n, ast.Break)]
-                           for b in (test.body, test.orelse))  # fmt: skip
-            if left and not stays and any(map(meetings.at, nodes_below(node))):
-                yield left[0], f"break under `if {source_text(test.test)[:40]}`"
+        for test in of_kind(own, ast.If):
+            text, branches = source_text(test.test), (test.body, test.orelse)
+            left, stays = (of_kind(own_nodes(branch, LOOPS), ast.Break) for branch in branches)
+            is_alone = any(each.search(text) for each in leaves) and left and not stays
+            if is_alone and any(map(meetings.at, nodes_below(node))):
+                yield left[0], f"break under `if {text[:40]}`"
 
 
 class SavesOnEveryRank(_OfRanks):
@@ -335,9 +301,8 @@ class SavesOnEveryRank(_OfRanks):
         self._saves: list[tuple[ast.Call, str]] = []
         """Calls of `torch.save` on any rank, and their functions."""
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
+    def visit(self, node: Any) -> Iterator[Found]:
         """Notes what every rank calls, and what it saves to one file."""
-        assert isinstance(node, ast.Call)
         code = self.code
         prepares = "accelerator.prepare(" in code.text
         if not (prepares or code.part(Meetings).wraps) or code.holds(ONE_RANK):
@@ -346,9 +311,8 @@ class SavesOnEveryRank(_OfRanks):
         given = [a.id for a in node.args if isinstance(a, ast.Name)]  # `spawn(main)`
         self._calls += [(where, name) for name in (called_name(node), *given)]
         if "torch.save" in code.names.anywhere(node.func):
-            tests = [n.test for n in nodes_below(code.function or code.tree)
-                     if isinstance(n, ast.If) and early_test(n) is not None]  # fmt: skip
-            is_one = any(ONE_RANK.search(source_text(test)) for test in tests)
+            ifs = filter(early_test, of_kind(nodes_below(code.function or code.tree), ast.If))
+            is_one = any(ONE_RANK.search(source_text(each.test)) for each in ifs)
             if not is_one and not RANK.search(source_text(node) + where):
                 self._saves.append((node, where))
         yield from ()
@@ -370,7 +334,7 @@ def _is_wrap(meanings: Sequence[str], brackets: str = "") -> bool:
 def _are_paired(node: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a body of its own has a rendezvous for rank 0 and one for the others, which wait
     there while rank 0 goes first; behind a `return` of the one are the others."""
-    own = list(own_nodes(node.body, (*FUNCTIONS, ast.ClassDef)))
+    own = list(own_code(node.body))
     meets = [n.lineno for n in own if called_name(n) in _PAIRED]  # type: ignore[attr-defined]
     sides: set[bool] = set()
     for n in own if len(meets) > 1 else ():

@@ -3,7 +3,8 @@
 import ast
 import re
 from collections.abc import Iterator
-from typing import ClassVar
+from functools import lru_cache
+from typing import Any, ClassVar
 
 from tpukit.probe.lint.rules.code import Code
 
@@ -14,6 +15,8 @@ BLOCKS = (
     ast.While, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.ExceptHandler,
 )  # fmt: skip
 """Nodes that hold lists of statements."""
+TORCH, XLA, TPU = ("torch",), ("torch_xla",), ("torch_xla", "accelerate")
+"""Values of `Rule.packages`; the last: what reaches a TPU."""
 
 
 class Rule:
@@ -32,33 +35,43 @@ class Rule:
     right: ClassVar[str]
     nodes: ClassVar[tuple[type[ast.AST], ...]] = (ast.Module,)
     """Types of the nodes that are visited."""
+    packages: ClassVar[tuple[str, ...]] = TORCH
+    """One of them is imported."""
     words: ClassVar[tuple[str, ...]] = ()
-    """Texts that stand in a module with a finding: of each, one of its words."""
+    """Texts that stand in a module with a finding; `a|b` is one of them."""
     sign: ClassVar[re.Pattern[str] | None] = None
-    """What must be found besides for a file of a folder to be parsed for this rule alone."""
+    """What it shows besides, where the words are frequent."""
 
     def __init__(self, code: Code) -> None:
         self.code = code
 
     @classmethod
     def may_stand_in(cls, text: str) -> bool:
-        return all(any(word in text for word in each.split()) for each in cls.words)
-
-    @classmethod
-    def is_worth_parsing(cls, text: str) -> bool:
-        """Whether a file of a folder may hold a finding, by its text."""
-        return cls.may_stand_in(text) and (cls.sign is None or cls.sign.search(text) is not None)
+        """Whether a file may hold a finding: most are ruled out before they are parsed."""
+        if not all(any(word in text for word in each.split("|")) for each in cls.words):
+            return False
+        imports = _import_lines(text)
+        is_imported = any(package in imports for package in cls.packages)
+        return is_imported and (cls.sign is None or cls.sign.search(text) is not None)
 
     @classmethod
     def concerns(cls, code: Code) -> bool:
-        return cls.may_stand_in(code.text) and "torch" in code.packages
+        if not code.packages.isdisjoint(cls.packages):
+            return cls.may_stand_in(code.text)
+        return code.to_xla and "torch_xla" in cls.packages
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
+    def visit(self, node: Any) -> Iterator[Found]:
+        """What is wrong at a node of one of the types."""
         raise NotImplementedError
 
     def end(self) -> Iterator[Found]:
         """What only the whole module shows."""
         yield from ()
+
+
+@lru_cache(maxsize=1)
+def _import_lines(text: str) -> str:
+    return "\n".join(re.findall(r"\b(?:import|from)\s[^\n]*", text))
 
 
 def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:

@@ -5,24 +5,26 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from tpukit.knowledge.calls import name_group
 from tpukit.probe.lint.guards import ends
 from tpukit.probe.lint.rules.code import Code
-from tpukit.probe.lint.rules.ranks import uses_device
-from tpukit.probe.lint.rules.roles import LOADS_DATA, LOSS, is_optimizer_step, off_tpu
-from tpukit.probe.lint.rules.rule import Found, Rule
+from tpukit.probe.lint.rules.roles import LOADS_DATA, LOSS, off_tpu
+from tpukit.probe.lint.rules.rule import TPU, XLA, Found, Rule
 from tpukit.probe.lint.syntax import (
+    ELSEWHERE,
     FUNCTIONS,
     LOOPS,
     called_name,
+    calls_in,
     calls_of,
     children,
     holder,
+    is_constant,
     method_of,
     nodes_below,
-    run_once,
+    of_kind,
+    own_nodes,
     source_text,
 )
 
@@ -39,7 +41,7 @@ _NUMBER_TESTS = ("isnan", "isinf", "isfinite")
 _TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 _BINDS = (ast.Assign, ast.AugAssign)
 _BODIES = (*LOOPS, *FUNCTIONS)
-_OWN_BODY = (*_BODIES, ast.ClassDef, ast.Lambda)
+_OWN_BODY = (*LOOPS, *ELSEWHERE)
 _OVER = ("iter", "target")
 _JOINS = ("cat", "concat", "hstack")
 _PARTS = re.compile(r"layer|block|module|conv|stage|\bups?\b|zip\(|file|path|folder", re.I)
@@ -53,65 +55,80 @@ class Steps:
 
     def __init__(self, code: Code) -> None:
         self._code = code
-        self._names = code.names
 
-    def is_step(self, node: ast.AST) -> bool:
+    def is_step(self, node: Any) -> bool:
         """Whether the own body of a loop or a function is one."""
         name = getattr(node, "name", "") if self._code.uses_xla else ""
         if name == "training_step" or _ACTS.fullmatch(name):
             return True
         is_function = isinstance(node, FUNCTIONS)
-        runs = any(self._runs_step(n, is_function) for n in _nodes(node.body))  # type: ignore[attr-defined]
-        return runs and not (is_function and node.name in run_once(self._code.tree))  # type: ignore[attr-defined]
+        if is_function and node.name in self._code.run_once:
+            return False
+        return any(self._runs_step(n, is_function) for n in of_kind(_own(node.body), ast.Call))
 
-    def is_body(self, node: ast.AST) -> bool:
+    def is_body(self, node: Any) -> bool:
         """Also of a loop over a loader, which may validate."""
         is_loop = isinstance(node, ast.For) and re.search("loader", source_text(node.iter), re.I)
         return self.is_step(node) or bool(is_loop)
 
-    def _runs_step(self, node: ast.AST, is_function: bool) -> bool:
-        """Whether a node is a backward pass, or in a loop a sync or a function with such a pass."""
-        if not isinstance(node, ast.Call):
-            return False
-        if self._is_backward(node) or (self._code.uses_xla and is_optimizer_step(node)):
+    def _runs_step(self, call: ast.Call, is_function: bool) -> bool:
+        """Whether a call is a backward pass, or in a loop a sync or a function with such a pass."""
+        code = self._code
+        if self._is_backward(call) or (code.uses_xla and code.is_optimizer_step(call)):
             return True  # the latter with the backward pass in a loop over micro-batches
         if is_function:
             return False
         # Also under another name, and what `compile` makes of it.
-        for made in self._names.possible(node.func):
+        for made in code.names.possible(call.func):
             parts = made.args if "compile" in called_name(made) else [made]  # type: ignore[attr-defined]
             if {source_text(p).removeprefix("self.") for p in parts} & self._step_functions:
                 return True
-        if not self._code.uses_xla:
-            return False
-        meanings = self._names.resolve(node.func, self._code.scope)
-        return not name_group("ends-a-step").isdisjoint(meanings)
+        return code.uses_xla and code.means(call.func, "ends-a-step")
 
-    def _is_backward(self, node: ast.AST) -> bool:
-        if method_of(node) != "backward" or len(node.args) > 1:  # type: ignore[attr-defined]
+    def _is_backward(self, call: ast.Call) -> bool:
+        if method_of(call) != "backward" or len(call.args) > 1:
             return False  # a network's takes more
-        return self._code.uses_xla or "accelerator" in holder(node).lower()  # type: ignore[arg-type]
+        return self._code.uses_xla or "accelerator" in holder(call).lower()
 
     @cached_property
     def _step_functions(self) -> set[str]:
         """Functions that run one backward pass."""
-        functions = (node for node in nodes_below(self._code.tree) if isinstance(node, FUNCTIONS))
-        return {f.name for f in functions if any(map(self._is_backward, _nodes(f.body)))}
+        functions = of_kind(nodes_below(self._code.tree), *FUNCTIONS)
+        calls = {f.name: of_kind(_own(f.body), ast.Call) for f in functions}
+        return {name for name, own in calls.items() if any(map(self._is_backward, own))}
+
+    def every_step(self, body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+        """The nodes of a body, without what runs only sometimes (logging), ends the loop, or runs
+        off a TPU."""
+        stack = list(body)
+        while stack:
+            node = stack.pop()
+            # `for key in losses:` within the step is a part of it.
+            is_part = isinstance(node, ast.For) and not LOADS_DATA.search(source_text(node.iter))
+            if isinstance(node, _OWN_BODY) and not is_part:
+                continue
+            if isinstance(node, ast.If):
+                test = source_text(node.test)
+                # Gradients that are accumulated: `if (i + 1) % n == 0: optimizer.step()`.
+                steps = any(map(self._code.is_optimizer_step, nodes_below(node)))
+                if _SELDOM.search(test) and not steps:
+                    continue
+                if ends(node.body):
+                    yield node
+                    stack += (node.test, *node.orelse)
+                    continue
+                if (is_off := off_tpu(test)) is not None:
+                    stack += node.orelse if is_off else (node.test, *node.body)
+                    continue
+            yield node
+            stack += children(node)
 
 
 class _OfSteps(Rule):
     """A rule for scripts that reach a TPU by torch_xla or accelerate."""
 
     nodes: ClassVar[tuple[type[ast.AST], ...]] = _BODIES
-    words = ("torch_xla accelerate",)
-
-    @classmethod
-    def is_worth_parsing(cls, text: str) -> bool:
-        return cls.may_stand_in(text) and uses_device(text)
-
-    @classmethod
-    def concerns(cls, code: Code) -> bool:
-        return code.uses_xla or "accelerate" in code.packages
+    packages: ClassVar[tuple[str, ...]] = TPU
 
 
 class ReadInStep(_OfSteps):
@@ -129,12 +146,12 @@ class ReadInStep(_OfSteps):
     right = wrong.replace("    print(", "    if step % 50 == 0:\n        print(")
     nodes = (*_BODIES, ast.Lambda)
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
+    def visit(self, node: Any) -> Iterator[Found]:
         if isinstance(node, ast.Lambda):
             yield from self._of_lambda(node) if self.code.uses_xla else ()
         elif self.code.part(Steps).is_step(node):
-            nodes = list(_nodes(node.body, every_step=True))  # type: ignore[attr-defined]
-            loads_on_host = self.code.packages.isdisjoint({"torch_xla", "accelerate"})
+            nodes = list(self.code.part(Steps).every_step(node.body))
+            loads_on_host = self.code.packages.isdisjoint(TPU)
             taken = node.target if loads_on_host and isinstance(node, ast.For) else None
             yield from _reads(nodes, _on_host(taken, nodes))
 
@@ -143,7 +160,7 @@ class ReadInStep(_OfSteps):
         given = {argument.arg for argument in node.args.args}
         call = node.body
         if isinstance(call, ast.Call) and _is_read(call, set()):
-            of = {n.id for n in nodes_below(call) if isinstance(n, ast.Name)} & given
+            of = {n.id for n in of_kind(nodes_below(call), ast.Name)} & given
             if any(map(LOSS.search, of)) and "print" not in source_text(call.func):
                 yield call, f"{source_text(call)[:40]} in the step"
 
@@ -161,19 +178,17 @@ class WaitInStep(_OfSteps):
     )
     right = wrong.replace("wait=True", "")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        if self.code.part(Steps).is_body(node):
-            for inner in _nodes(node.body, every_step=True):  # type: ignore[attr-defined]
-                if isinstance(inner, ast.Call) and self._waits(inner):
-                    yield inner.func, f"{source_text(inner)[:40]} in each step"
+    def visit(self, node: Any) -> Iterator[Found]:
+        steps = self.code.part(Steps)
+        if steps.is_body(node):
+            for call in filter(self._waits, of_kind(steps.every_step(node.body), ast.Call)):
+                yield call.func, f"{source_text(call)[:40]} in each step"
 
     def _waits(self, node: ast.Call) -> bool:
-        meanings = self.code.names.resolve(node.func, self.code.scope)
-        if any(m in name_group("syncs") for m in meanings):
+        if self.code.means(node.func, "syncs"):
             given = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "wait")]
-            return any(isinstance(v, ast.Constant) and v.value is True for v in given)
-        is_waiting = any(meaning in name_group("waits") for meaning in meanings)
-        return is_waiting or method_of(node) == "wait_for_everyone"
+            return any(is_constant(value, True) for value in given)
+        return self.code.means(node.func, "waits") or method_of(node) == "wait_for_everyone"
 
 
 class SyncInStep(_OfSteps):
@@ -188,22 +203,16 @@ class SyncInStep(_OfSteps):
         "    loss.backward()\n    optimizer.step()"
     )
     right = wrong.replace("    torch_xla.sync()\n", "") + "\n    torch_xla.sync()"
+    packages = XLA
 
-    @classmethod
-    def concerns(cls, code: Code) -> bool:
-        return code.uses_xla
-
-    def visit(self, node: ast.AST) -> Iterator[Found]:
+    def visit(self, node: Any) -> Iterator[Found]:
         if not self.code.part(Steps).is_body(node):
             return
         forward, cut = False, None
-        for call in (getattr(s, "value", None) for s in node.body):  # type: ignore[attr-defined]
-            if not isinstance(call, ast.Call):
-                continue
-            meanings = self.code.names.resolve(call.func, self.code.scope)
-            if any(m in name_group("syncs") for m in meanings):
+        for call in of_kind((getattr(s, "value", None) for s in node.body), ast.Call):
+            if self.code.means(call.func, "syncs"):
                 cut = call if forward else None
-            elif source_text(call.func).endswith(".backward"):
+            elif method_of(call) == "backward":
                 if cut is not None:
                     yield cut.func, f"{source_text(cut)[:40]} before backward()"
                 return
@@ -226,32 +235,28 @@ class GrowingShape(_OfSteps):
     )
     right = "import torch_xla\nfor at in range(9):\n    tokens[:, at] = model(tokens)"
     nodes = LOOPS
+    packages = XLA
 
-    @classmethod
-    def concerns(cls, code: Code) -> bool:
-        return code.uses_xla
-
-    def visit(self, node: ast.AST) -> Iterator[Found]:
+    def visit(self, node: Any) -> Iterator[Found]:
         over, target = (source_text(getattr(node, part, ast.Constant(""))) for part in _OVER)
-        for call in () if _PARTS.search(over) else _grown(node.body, {target}):  # type: ignore[attr-defined]
+        for call in () if _PARTS.search(over) else _grown(node.body, {target}):
             yield call.func, source_text(call)[:60]
 
 
 def _reads(nodes: Sequence[ast.AST], on_host: Mapping[str, int]) -> Iterator[Found]:
     """on_host: names of what the host holds, and the last line where it does."""
     read = _names_read(nodes)
-    roots = ((n, re.split(r"\W", source_text(n), maxsplit=1)[0]) for n in nodes
-             if isinstance(n, ast.Call) and _is_read(n, read))  # fmt: skip
-    calls = [call for call, root in roots if call.lineno > on_host.get(root, 0)]
+    roots = {call: re.split(r"\W", source_text(call), maxsplit=1)[0]
+             for call in of_kind(nodes, ast.Call) if _is_read(call, read)}  # fmt: skip
+    calls = [call for call, root in roots.items() if call.lineno > on_host.get(root, 0)]
     # `loss.cpu().item()` is one read: the outermost.
-    inner = {id(n) for call in calls for n in ast.walk(call) if n is not call}
-    for call in calls:
-        if id(call) not in inner:
-            yield call, f"{source_text(call)[:40]} in the step"
+    inner = {n for call in calls for n in nodes_below(call)[1:]}
     losses = {holder(call) for call in calls_of("backward", nodes)} - read
-    for text in (n for n in nodes if isinstance(n, ast.BinOp | ast.FormattedValue)):
-        if id(text) not in inner and not losses.isdisjoint(_formatted(text)):
-            yield text, f"{source_text(text)[:40]} in the step"
+    texts = of_kind(nodes, ast.BinOp, ast.FormattedValue)
+    shown = [text for text in texts if not losses.isdisjoint(_formatted(text))]
+    for place in (*calls, *shown):
+        if place not in inner:
+            yield place, f"{source_text(place)[:40]} in the step"
     tensors = _losses_computed(nodes) - read
     for test in (n.test for n in nodes if isinstance(n, _TESTS)):
         if _tests_a_tensor(test, tensors):
@@ -299,17 +304,15 @@ def _on_host(taken: ast.expr | None, nodes: Sequence[ast.AST]) -> dict[str, int]
 def _names_read(nodes: Sequence[ast.AST]) -> set[str]:
     """Names that hold a Python number: assigned from a read in the step."""
     found: set[str] = set()
-    for node in nodes:
-        if isinstance(node, _BINDS):
-            calls = [n for n in ast.walk(node.value) if isinstance(n, ast.Call)]
-            if any(_is_read(call, set()) for call in calls):
-                found |= set(_bound(node))
+    for node in of_kind(nodes, *_BINDS):
+        if any(_is_read(call, set()) for call in calls_in(node.value)):
+            found |= set(_bound(node))
     return found
 
 
 def _losses_computed(nodes: Sequence[ast.AST]) -> set[str]:
     """Names of losses that the step computes."""
-    made = [n for n in nodes if isinstance(n, ast.Assign) and not isinstance(n.value, ast.Constant)]
+    made = (n for n in of_kind(nodes, ast.Assign) if not isinstance(n.value, ast.Constant))
     return {name for node in made for name in _bound(node) if LOSS.search(name)}
 
 
@@ -359,43 +362,17 @@ def _is_read(node: ast.Call, numbers: set[str]) -> bool:
 
 def _takes_a_loss(call: ast.Call, numbers: set[str]) -> bool:
     """Not in a read of its own, which is found there; `losses.avg` is a number."""
-    inner = [n for argument in call.args for n in ast.walk(argument)]
-    methods = {id(n.func) for n in inner if isinstance(n, ast.Call)}
-    fields = {id(n.value) for n in inner if isinstance(n, ast.Attribute) and n.attr != "data"
-              and id(n) not in methods}  # fmt: skip
-    names = {n.id for n in inner if isinstance(n, ast.Name) and id(n) not in fields}
+    inner = [n for argument in call.args for n in nodes_below(argument)]
+    calls = of_kind(inner, ast.Call)
+    methods = {n.func for n in calls}
+    fields = {n.value for n in of_kind(inner, ast.Attribute) if n.attr != "data"} - {
+        n.value for n in methods if isinstance(n, ast.Attribute)
+    }
+    names = {n.id for n in of_kind(inner, ast.Name) if n not in fields}
     shows_loss = any(LOSS.search(name) for name in names - numbers)
-    return shows_loss and not any(isinstance(n, ast.Call) and _is_read(n, set()) for n in inner)
+    return shows_loss and not any(_is_read(n, set()) for n in calls)
 
 
-def _nodes(body: list[ast.stmt], *, every_step: bool = False) -> Iterator[ast.AST]:
-    """The nodes of a body, without those of functions, classes and loops defined in it.
-
-    every_step: also without what runs only sometimes (logging), ends the loop, or runs off a TPU.
-    """
-    stack: list[ast.AST] = list(body)
-    while stack:
-        node = stack.pop()
-        # `for key in losses:` within the step is a part of it.
-        is_part = (
-            every_step
-            and isinstance(node, ast.For)
-            and not LOADS_DATA.search(source_text(node.iter))
-        )
-        if isinstance(node, _OWN_BODY) and not is_part:
-            continue
-        if every_step and isinstance(node, ast.If):
-            test = source_text(node.test)
-            calls = (n for n in nodes_below(node) if isinstance(n, ast.Call))
-            # Gradients that are accumulated: `if (i + 1) % n == 0: optimizer.step()`.
-            if _SELDOM.search(test) and not any(map(is_optimizer_step, calls)):
-                continue
-            if ends(node.body):
-                yield node
-                stack.extend((node.test, *node.orelse))
-                continue
-            if (is_off := off_tpu(test)) is not None:
-                stack.extend(node.orelse if is_off else (node.test, *node.body))
-                continue
-        yield node
-        stack += children(node)
+def _own(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """The nodes of a body, without those of functions, classes and loops defined in it."""
+    return own_nodes(body, _OWN_BODY)

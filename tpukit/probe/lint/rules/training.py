@@ -3,48 +3,57 @@
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from tpukit.probe.lint.rules.code import Code
 from tpukit.probe.lint.rules.rule import BLOCKS, Found, Rule, blocks_of
 from tpukit.probe.lint.syntax import (
-    FUNCTIONS,
+    ELSEWHERE,
     LOOPS,
     argument,
+    around,
+    called_name,
     calls_of,
     holder,
-    is_without_gradients,
+    is_constant,
     method_of,
     nodes_below,
+    of_kind,
+    own_code,
     own_nodes,
     source_text,
+    without_gradients,
 )
 
 _CLEARS = re.compile(r"zero_grad|\.grad\b|set_to_none")
 _SCALES = re.compile("scaler|accelerator|fabric|deepspeed|engine|bf16|bfloat16", re.I)
 _FP16 = ("torch.float16", "torch.half")
-_ELSEWHERE = (*FUNCTIONS, ast.ClassDef, ast.Lambda)
-own_code = partial(own_nodes, without=_ELSEWHERE)
-_STEPS = re.compile(r"step\(")
+_NUMBERS = re.compile(r"\.(?:item|detach|tolist|cpu|data)\b|^float\(")
+
+
+@dataclass
+class Step:
+    """A loop with a backward pass."""
+
+    loop: ast.For | ast.While
+    nodes: Sequence[ast.AST]
+    """Those of its own code."""
+    backward: Sequence[ast.Call]
 
 
 class _OfLoop(Rule):
     """A rule for loops with a backward pass."""
 
     nodes = LOOPS
-    words: ClassVar[tuple[str, ...]] = (".backward(",)
-    sign = _STEPS
+    words: ClassVar[tuple[str, ...]] = (".backward(", "step(")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        inner = list(own_code(node.body))  # type: ignore[attr-defined]
+    def visit(self, node: Any) -> Iterator[Found]:
+        inner = list(own_code(node.body))
         if backward := calls_of("backward", inner):
-            yield from self.in_step(node, inner, backward)  # type: ignore[arg-type]
+            yield from self.in_step(Step(node, inner, backward))
 
-    def in_step(
-        self, loop: ast.For | ast.While, nodes: Sequence[ast.AST], backward: Sequence[ast.Call]
-    ) -> Iterator[Found]:
-        """nodes: those of the loop's own code. backward: the calls of `backward()` among them."""
+    def in_step(self, step: Step) -> Iterator[Found]:
         raise NotImplementedError
 
 
@@ -59,19 +68,14 @@ class NoZeroGrad(_OfLoop):
     wrong = "for x in loader:\n    model(x).backward()\n    optimizer.step()"
     right = wrong.replace(":\n", ":\n    optimizer.zero_grad()\n")
 
-    def in_step(
-        self, loop: ast.For | ast.While, nodes: Sequence[ast.AST], backward: Sequence[ast.Call]
-    ) -> Iterator[Found]:
-        steps = [call for call in calls_of("step", nodes) if self.code.is_optimizer_step(call)]
-        if steps and not _CLEARS.search(self._own_class(loop, steps[0]) or self.code.text):
-            yield steps[0].func, f"{source_text(steps[0])} in a loop"
-
-    def _own_class(self, loop: ast.For | ast.While, step: ast.Call) -> str:
-        """The code of the class without bases that has the optimizer, which is cleared there."""
-        classes = (c for c in nodes_below(self.code.tree) if isinstance(c, ast.ClassDef))
-        own = [c for c in classes if c.lineno < loop.lineno <= (c.end_lineno or 0)]
-        is_own = own and not own[0].bases and source_text(step).startswith("self.")
-        return ast.unparse(own[0]) if is_own else ""
+    def in_step(self, step: Step) -> Iterator[Found]:
+        for call in filter(self.code.is_optimizer_step, calls_of("step", step.nodes)):
+            classes = around(self.code.tree, step.loop, ast.ClassDef)
+            # A class without bases clears what it has itself.
+            is_own = classes and not classes[0].bases and holder(call).startswith("self.")
+            if not _CLEARS.search(ast.unparse(classes[0]) if is_own else self.code.text):
+                yield call.func, f"{source_text(call)} in a loop"
+            return
 
 
 class AutocastUnscaled(_OfLoop):
@@ -81,18 +85,16 @@ class AutocastUnscaled(_OfLoop):
     id = "autocast-unscaled"
     effect = "small gradients become zero in fp16"
     new = "torch.amp.GradScaler around backward() and step(), or dtype=torch.bfloat16"
-    words = (".backward(", "autocast")
+    words = (".backward(", "step(", "autocast")
     wrong = (
         'for x in loader:\n    with torch.autocast("cuda"):\n        loss = model(x)\n'
         "    loss.backward()"
     )
     right = wrong.replace('"cuda"', '"cuda", dtype=torch.bfloat16')
 
-    def in_step(
-        self, loop: ast.For | ast.While, nodes: Sequence[ast.AST], backward: Sequence[ast.Call]
-    ) -> Iterator[Found]:
+    def in_step(self, step: Step) -> Iterator[Found]:
         if not _SCALES.search(self.code.text):
-            for item in (i for n in nodes if isinstance(n, ast.With) for i in n.items):
+            for item in (i for n in of_kind(step.nodes, ast.With) for i in n.items):
                 if self._is_fp16(item.context_expr):
                     yield item.context_expr, source_text(item.context_expr)[:60]
 
@@ -105,7 +107,7 @@ class AutocastUnscaled(_OfLoop):
         enabled = argument(context, "enabled", 0 if is_cuda else None)
         device = argument(context, "device_type", 0)
         on_gpu = is_cuda or (device is not None and "cuda" in source_text(device))
-        is_off = isinstance(enabled, ast.Constant) and not enabled.value
+        is_off = is_constant(enabled, False)
         return on_gpu and not is_off and (not dtype or source_text(dtype) in _FP16)
 
 
@@ -120,24 +122,16 @@ class LossKeepsGraph(_OfLoop):
     wrong = "for x in loader:\n    loss = model(x)\n    loss.backward()\n    losses.append(loss)"
     right = wrong.replace("append(loss)", "append(loss.detach())")
 
-    def in_step(
-        self, loop: ast.For | ast.While, nodes: Sequence[ast.AST], backward: Sequence[ast.Call]
-    ) -> Iterator[Found]:
-        losses = {text for call in backward for text in _losses_of(call)}
-        nodes = list(own_nodes(loop.body, (*_ELSEWHERE, *LOOPS)))
-        numbers = {
-            source_text(target)
-            for node in nodes
-            if isinstance(node, ast.Assign)
-            and re.search(r"\.(?:item|detach|tolist|cpu|data)\b|^float\(", source_text(node.value))
-            for target in node.targets
-        }
-        bare = {n for node in nodes if is_without_gradients(node) for n in nodes_below(node)}
+    def in_step(self, step: Step) -> Iterator[Found]:
+        losses = {text for call in step.backward for text in _losses_of(call)}
+        nodes = list(own_nodes(step.loop.body, (*ELSEWHERE, *LOOPS)))
+        made = (n for n in of_kind(nodes, ast.Assign) if _NUMBERS.search(source_text(n.value)))
+        numbers = {source_text(target) for node in made for target in node.targets}
+        bare = without_gradients(nodes)
         kept: list[tuple[ast.expr | ast.stmt, ast.expr]] = [
             (node, node.value)
-            for node in nodes
-            if isinstance(node, ast.AugAssign)
-            and isinstance(node.op, ast.Add)
+            for node in of_kind(nodes, ast.AugAssign)
+            if isinstance(node.op, ast.Add)
             and source_text(node.target) not in losses
             and node not in bare
         ]
@@ -174,8 +168,8 @@ class StatementBlock:
 
     def __init__(self, code: Code, statements: Sequence[ast.stmt]) -> None:
         self.statements = statements
-        self.calls = [(n, s.value) for n, s in enumerate(statements)
-                      if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call)]  # fmt: skip
+        values = [s.value if isinstance(s, ast.Expr) else None for s in statements]
+        self.calls = [(n, value) for n, value in enumerate(values) if isinstance(value, ast.Call)]
         self.backward = [n for n, call in self.calls if method_of(call) == "backward"]
         self.steps = [(n, call) for n, call in self.calls if code.is_optimizer_step(call)]
 
@@ -186,16 +180,13 @@ class _OfBlock(Rule):
     nodes = BLOCKS
     words: ClassVar[tuple[str, ...]] = (".backward(", "step(")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        for block in map(partial(StatementBlock, self.code), blocks_of(node)):
+    def visit(self, node: Any) -> Iterator[Found]:
+        for block in (StatementBlock(self.code, statements) for statements in blocks_of(node)):
             for number, call in block.calls:
-                method = method_of(call) or source_text(call.func).rpartition(".")[2]
-                if (old := self.in_block(block, number, call, method)) is not None:
+                if (old := self.in_block(block, number, call)) is not None:
                     yield call.func, old
 
-    def in_block(
-        self, block: StatementBlock, number: int, call: ast.Call, method: str
-    ) -> str | None:
+    def in_block(self, block: StatementBlock, number: int, call: ast.Call) -> str | None:
         """What stands in a call that is a statement, if it is a mistake there."""
         raise NotImplementedError
 
@@ -211,11 +202,9 @@ class GradientsCleared(_OfBlock):
     wrong = "loss.backward()\noptimizer.zero_grad()\noptimizer.step()"
     right = "optimizer.zero_grad()\nloss.backward()\noptimizer.step()"
 
-    def in_block(
-        self, block: StatementBlock, number: int, call: ast.Call, method: str
-    ) -> str | None:
+    def in_block(self, block: StatementBlock, number: int, call: ast.Call) -> str | None:
         before = [b for b in block.backward if b < number][-1:]
-        if method != "zero_grad" or not before:
+        if called_name(call) != "zero_grad" or not before:
             return None
         own = [at for at, step in block.steps
                if holder(call) in (holder(step), *map(source_text, step.args))]  # fmt: skip
@@ -236,10 +225,8 @@ class ClipAfterStep(_OfBlock):
     wrong = "loss.backward()\noptimizer.step()\nnn.utils.clip_grad_norm_(model.parameters(), 1)"
     right = "loss.backward()\nnn.utils.clip_grad_norm_(model.parameters(), 1)\noptimizer.step()"
 
-    def in_block(
-        self, block: StatementBlock, number: int, call: ast.Call, method: str
-    ) -> str | None:
-        if not method.startswith("clip_grad_") or not block.backward:
+    def in_block(self, block: StatementBlock, number: int, call: ast.Call) -> str | None:
+        if not called_name(call).startswith("clip_grad_") or not block.backward:
             return None
         earlier = any(block.backward[-1] < at < number for at, _ in block.steps)
         later = any(at > number for at, _ in block.steps)
@@ -256,9 +243,7 @@ class SchedulerGivenLoss(_OfBlock):
     wrong = "loss.backward()\noptimizer.step()\nscheduler.step(loss)"
     right = "loss.backward()\noptimizer.step()\nscheduler.step()"
 
-    def in_block(
-        self, block: StatementBlock, number: int, call: ast.Call, method: str
-    ) -> str | None:
+    def in_block(self, block: StatementBlock, number: int, call: ast.Call) -> str | None:
         return source_text(call)[:60] if _is_given_a_loss(self.code, call) else None
 
 
@@ -276,9 +261,7 @@ class SchedulerFirst(_OfBlock):
     )
     right = wrong.replace("    scheduler.step()\n", "") + "\n    scheduler.step()"
 
-    def in_block(
-        self, block: StatementBlock, number: int, call: ast.Call, method: str
-    ) -> str | None:
+    def in_block(self, block: StatementBlock, number: int, call: ast.Call) -> str | None:
         if not self.code.scheduler_of(call) or _is_given_a_loss(self.code, call):
             return None
         before, behind = block.statements[:number], block.statements[number + 1 :]
@@ -313,7 +296,7 @@ class ClipScaled(Rule):
     nodes = BLOCKS
     words = (".backward(", "step(", "clip_grad_", ".scale(")
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
+    def visit(self, node: Any) -> Iterator[Found]:
         if "unscale_" not in self.code.text:
             for block in blocks_of(node):
                 yield from self._clips(block)

@@ -4,25 +4,23 @@ synchronised."""
 import ast
 import re
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tpukit.knowledge.calls import name_group
-from tpukit.probe.lint.rules.code import Code
 from tpukit.probe.lint.rules.loaders import Loaders
-from tpukit.probe.lint.rules.ranks import uses_device
 from tpukit.probe.lint.rules.roles import GPU_TEST
-from tpukit.probe.lint.rules.rule import Found, Rule
+from tpukit.probe.lint.rules.rule import XLA, Found, Rule
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
     argument,
+    around,
     called_name,
-    nodes_below,
-    run_once,
+    calls_in,
+    is_constant,
     source_text,
 )
 
-_MADE = ("Accelerator", "GradScaler", "DataLoader", "pad_sequence")
 _ON_GPUS = re.compile(r"deepspeed|@require_(?:cuda|gpu|multi_gpu|fp16|non_cpu)", re.I)
 """Text of a module that runs on GPUs alone."""
 _WRITTEN = "DataLoader(..., drop_last=False)"
@@ -47,30 +45,10 @@ class _OnXla(Rule):
     """A rule for calls in scripts that use torch_xla."""
 
     nodes: ClassVar[tuple[type[ast.AST], ...]] = (ast.Call,)
-    words: ClassVar[tuple[str, ...]] = ("torch_xla",)
-
-    @classmethod
-    def is_worth_parsing(cls, text: str) -> bool:
-        return cls.may_stand_in(text) and uses_device(text)
-
-    @classmethod
-    def concerns(cls, code: Code) -> bool:
-        return code.uses_xla
-
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        assert isinstance(node, ast.Call)
-        if isinstance(node.func, ast.Attribute) and node.func.attr not in _MADE:
-            yield from self.in_call(node, "")
-            return
-        meanings = self.code.names.resolve(node.func, self.code.scope)
-        yield from self.in_call(node, meanings[0] if len(meanings) == 1 else "")
-
-    def in_call(self, node: ast.Call, name: str) -> Iterator[Found]:
-        """name: the qualified name of what is called; empty where it is of no concern."""
-        raise NotImplementedError
+    packages = XLA
 
 
-class Fp16Accelerator(_OnXla):
+class Fp16Accelerator(Rule):
     """`Accelerator(mixed_precision="fp16")` needs a GPU: a TPU computes in bf16."""
 
     id = "fp16-accelerator"
@@ -78,18 +56,15 @@ class Fp16Accelerator(_OnXla):
     new = 'mixed_precision="bf16" on a TPU (fp16 needs a GPU), or that of the launcher'
     wrong = 'from accelerate import Accelerator\naccelerator = Accelerator(mixed_precision="fp16")'
     right = wrong.replace("fp16", "bf16")
-    words = ("Accelerator", "accelerate")
+    nodes = (ast.Call,)
+    packages = ("accelerate",)
+    words = ("Accelerator",)
 
-    @classmethod
-    def concerns(cls, code: Code) -> bool:
-        return "accelerate" in code.packages
-
-    def in_call(self, node: ast.Call, name: str) -> Iterator[Found]:
-        is_one = name.startswith("accelerate") and name.endswith(".Accelerator")
-        if is_one and not _ON_GPUS.search(self.code.text) and not self.code.holds(GPU_TEST):
-            value = argument(node, "mixed_precision")
-            if isinstance(value, ast.Constant) and value.value == "fp16":
-                yield node.func, 'Accelerator(mixed_precision="fp16")'
+    def visit(self, node: Any) -> Iterator[Found]:
+        on_gpus = _ON_GPUS.search(self.code.text) or self.code.holds(GPU_TEST)
+        is_fp16 = getattr(argument(node, "mixed_precision"), "value", "") == "fp16"
+        if is_fp16 and not on_gpus and self.code.means(node.func, "accelerator"):
+            yield node.func, 'Accelerator(mixed_precision="fp16")'
 
 
 class ScalerOnXla(_OnXla):
@@ -102,12 +77,11 @@ class ScalerOnXla(_OnXla):
     wrong = "import torch_xla\nscaler = torch.amp.GradScaler()"
     right = "import torch_xla\nscaler = torch.amp.GradScaler(enabled=False)"
 
-    def in_call(self, node: ast.Call, name: str) -> Iterator[Found]:
-        known = ("torch.cuda.amp.GradScaler", "torch.amp.GradScaler")
-        if name in known and not self.code.holds(GPU_TEST):
-            enabled = argument(node, "enabled")
-            if enabled is None or (isinstance(enabled, ast.Constant) and enabled.value):
-                yield node.func, "GradScaler on XLA"
+    def visit(self, node: Any) -> Iterator[Found]:
+        enabled = argument(node, "enabled")
+        is_on = enabled is None or is_constant(enabled, True)
+        if is_on and self.code.means(node.func, "scaler") and not self.code.holds(GPU_TEST):
+            yield node.func, "GradScaler on XLA"
 
 
 class PaddingToLongest(_OnXla):
@@ -127,13 +101,13 @@ class PaddingToLongest(_OnXla):
     right = wrong.replace("True", '"max_length"')
     nodes = (ast.Call, ast.FunctionDef)
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
-        if not isinstance(node, ast.FunctionDef):
-            yield from super().visit(node)
+    def visit(self, node: Any) -> Iterator[Found]:
+        if isinstance(node, ast.Call):
+            yield from self._in_call(node)
         elif "collat" in node.name and _LONGEST.search(ast.unparse(node)):
             yield node, f"{node.name}() pads to the longest"
 
-    def in_call(self, node: ast.Call, name: str) -> Iterator[Found]:
+    def _in_call(self, node: ast.Call) -> Iterator[Found]:
         names, text = self.code.names, self.code.text
         keyword, called = argument(node, "padding"), source_text(node.func)
         values = [keyword]
@@ -150,19 +124,17 @@ class PaddingToLongest(_OnXla):
             yield node.func, f"{called}(...)"
         elif _PADDING_COLLATOR.fullmatch(called_name(node)) and not _ONE_LENGTH.search(text):
             yield node.func, f"{called_name(node)}(...)"
-        if name == "torch.nn.utils.rnn.pad_sequence" and not _TO_THE_MODEL.search(text):
+        if self.code.means(node.func, "pad-sequence") and not _TO_THE_MODEL.search(text):
             yield node.func, "pad_sequence(...)"
 
     def _is_once(self, node: ast.Call) -> bool:
         """Whether a data set is padded as a whole (in no loop, by what runs once), or tokens are
         compared with the truncated ones and go no further, or a list is made text by text."""
-        kinds = (ast.Assign, ast.Lambda, *FUNCTIONS, *LOOPS)
-        around = [n for n in nodes_below(self.code.tree) if isinstance(n, kinds)
-                  and n.lineno <= node.lineno <= (n.end_lineno or 0)]  # fmt: skip
-        assigned = " ".join(source_text(n.targets[0]) for n in around if isinstance(n, ast.Assign))
-        functions = {n.name for n in around if isinstance(n, FUNCTIONS)}
-        in_turn = any(isinstance(n, (ast.Lambda, *LOOPS)) for n in around)
-        is_whole = assigned and not in_turn and functions <= run_once(self.code.tree)
+        tree = self.code.tree
+        assigned = " ".join(source_text(n.targets[0]) for n in around(tree, node, ast.Assign))
+        functions = {n.name for n in around(tree, node, *FUNCTIONS)}
+        in_turn = around(tree, node, ast.Lambda, *LOOPS)
+        is_whole = assigned and not in_turn and functions <= self.code.run_once
         by_text = isinstance(self.code.part(Loaders).parents.get(node), ast.ListComp)
         return bool(is_whole) or by_text or "untruncated" in assigned
 
@@ -177,14 +149,14 @@ class NoDropLast(_OnXla):
     wrong = "import torch_xla\ntrain_loader = DataLoader(data, batch_size=8, shuffle=True)"
     right = wrong.replace(")", ", drop_last=True)")
 
-    def in_call(self, node: ast.Call, name: str) -> Iterator[Found]:
-        if name not in name_group("loader"):
+    def visit(self, node: Any) -> Iterator[Found]:
+        if not self.code.means(node.func, "loader"):
             return
         loaders = self.code.part(Loaders)
         whole_call = ast.Call(node.func, node.args, self.code.names.keywords(node))
         given = {keyword.arg for keyword in whole_call.keywords}
         drop = argument(whole_call, "drop_last", 8)
-        kept = drop is None or (isinstance(drop, ast.Constant) and not drop.value)
+        kept = drop is None or is_constant(drop, False)
         if not kept or given & {None, "batch_sampler"} or "streaming=True" in self.code.text:
             return
         if not loaders.fills_batches(whole_call) and loaders.feeds_training(node):
@@ -209,10 +181,10 @@ class UnsynchronisedGradients(_OnXla):
     right = wrong.replace("optimizer.step()", "xm.optimizer_step(optimizer)")
     nodes = (ast.Module,)
 
-    def visit(self, node: ast.AST) -> Iterator[Found]:
+    def visit(self, node: Any) -> Iterator[Found]:
         if _REDUCES.search(self.code.text):
             return
-        calls = [n for n in nodes_below(node) if isinstance(n, ast.Call)]
+        calls = calls_in(node)
         meanings = {name for call in calls for name in self.code.names.anywhere(call.func)}
         if meanings.isdisjoint(name_group("launches")) or meanings.isdisjoint(name_group("syncs")):
             return
