@@ -5,7 +5,7 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from tpukit.knowledge.calls import rule_data
@@ -19,6 +19,7 @@ from tpukit.probe.lint.syntax import (
     holder,
     method_of,
     nodes_below,
+    of_kind,
     own_nodes,
     run_once,
     source_text,
@@ -51,40 +52,42 @@ _ASKS = ("is_available", "device_count")
 
 def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     """(place, row's id, text) of each."""
-    roots = names.packages
-    # accelerate and Lightning end the step themselves, unless it is written out.
     nodes = nodes_below(tree)
-    own = {inner for node in nodes if isinstance(node, ast.ClassDef)
-           and any(getattr(part, "name", "") == "training_step" for part in node.body)
-           for inner in nodes_below(node)}  # fmt: skip
-    backward = (call for call in calls_of("backward", nodes) if call not in own)
-    by_hand = any(not call.args for call in backward)
-    ends_steps = "torch_xla" in roots or (roots & _ENDS_STEPS and not by_hand)
     kept = {holder(c) for c in calls_of("append", nodes) if _COMES_BACK.search(source_text(c))}
     within = ((node, id) for node, id in _within(tree, names, in_forward=False)
               if id != "cuda-values-shape" or not _is_made_of(kept, node, names))  # fmt: skip
-    forms = chain(_arguments(tree, names), within, _made(tree, names))
-    # A Trainer's text is not a device, and of the devices of a file CUDA's count.
-    by_place = {
-        (n.lineno, n.col_offset, n.end_lineno, n.end_col_offset): (n, id)
-        for n, id in [*forms][::-1]
-    }
+    # Of one place the first counts: a Trainer's text is not a device.
+    by_place: dict[tuple[int, ...], tuple[ast.expr, str]] = {}
+    for node, id in chain(_arguments(nodes, names), within, _made(nodes, names)):
+        place = (node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0)
+        by_place.setdefault(place, (node, id))
     ids = {id for _, id in by_place.values()}
-    left_out = {"", "cuda-sync" if ends_steps else "", "mps-text" if ids & _DEVICES else ""}
+    # Of the devices of a file CUDA's count.
+    left_out = {"", "cuda-sync" if _ends_steps(nodes, names) else "",
+                "mps-text" if ids & _DEVICES else ""}  # fmt: skip
     once = _steps_once(tree)
-    found = [(node, id) for node, id in [*by_place.values()][::-1]
+    found = [(node, id) for node, id in by_place.values()
              if id not in left_out and node not in once]  # fmt: skip
-    if "cuda-sync" in ids - left_out and "accelerate" not in roots:
-        found += [(node, "no-device") for node in _never_sent(tree)]
-    if "accelerate" not in roots:  # its prepare() moves both
+    if "accelerate" not in names.packages:  # its prepare() moves both
+        sent = "cuda-sync" not in ids - left_out
+        found += [(node, "no-device") for node in (() if sent else _never_sent(nodes))]
         found += [(node, "optimizer-before-move") for node in _made_too_early(tree)]
     yield from ((node, id, source_text(node)[:40]) for node, id in found)
+
+
+def _ends_steps(nodes: Sequence[ast.AST], names: Names) -> bool:
+    """Whether torch_xla, accelerate or Lightning ends the steps, which are not written out."""
+    classes = (c for c in of_kind(nodes, ast.ClassDef)
+               if any(getattr(part, "name", "") == "training_step" for part in c.body))  # fmt: skip
+    own = {inner for each in classes for inner in nodes_below(each)}
+    by_hand = any(not c.args and c not in own for c in calls_of("backward", nodes))
+    return "torch_xla" in names.packages or bool(names.packages & _ENDS_STEPS and not by_hand)
 
 
 def _steps_once(tree: ast.Module) -> set[ast.expr]:
     """The `step` of calls outside of any loop, in functions that run once."""
     once = run_once(tree)
-    functions = [n for n in nodes_below(tree) if isinstance(n, ast.FunctionDef) and n.name in once]
+    functions = (f for f in of_kind(nodes_below(tree), ast.FunctionDef) if f.name in once)
     own = chain.from_iterable(own_nodes(f.body, (*LOOPS, *_ELSEWHERE)) for f in functions)
     return {call.func for call in calls_of("step", own)}
 
@@ -96,49 +99,46 @@ def _is_made_of(lists: set[str], form: ast.expr, names: Names) -> bool:
     return not lists.isdisjoint(map(source_text, parts))
 
 
-def _never_sent(tree: ast.Module) -> Iterator[ast.expr]:
+def _never_sent(nodes: Sequence[ast.AST]) -> list[ast.expr]:
     """The first model that the file makes and trains, where it names no device anywhere."""
-    nodes = nodes_below(tree)
-    asked = {id(n.value) for n in nodes if isinstance(n, ast.Attribute) and n.attr in _ASKS}
-    words = {
-        str(getattr(n, f, "")) for n in nodes for f in ("id", "attr", "arg") if id(n) not in asked
-    }
+    asked = {n.value for n in of_kind(nodes, ast.Attribute) if n.attr in _ASKS}
+    words = {str(getattr(n, f, "")) for n in nodes if n not in asked for f in ("id", "attr", "arg")}
     if {"to", "cuda"} & words or any(re.search("device|mps|gpu", word, re.I) for word in words):
-        return
-    made = [source_text(t) for n in nodes if isinstance(n, ast.Assign)
-            and isinstance(n.value, ast.Call) for t in n.targets]  # fmt: skip
-    trained = [call.func for call in calls_of("parameters", nodes)
-               if any(f"{holder(call)}.".startswith(f"{name}.") for name in made)]  # fmt: skip
-    yield from sorted(trained, key=lambda node: node.lineno)[:1]
+        return []
+    assigns = (n for n in of_kind(nodes, ast.Assign) if isinstance(n.value, ast.Call))
+    made = tuple(f"{source_text(target)}." for n in assigns for target in n.targets)
+    trained = (c.func for c in calls_of("parameters", nodes) if f"{holder(c)}.".startswith(made))
+    return sorted(trained, key=lambda node: node.lineno)[:1]
 
 
 def _made_too_early(tree: ast.Module) -> Iterator[ast.expr]:
     """Optimizers of models that are sent to a device later: below, or by a function they go to."""
-    functions = [node for node in nodes_below(tree) if isinstance(node, ast.FunctionDef)]
-    bodies: list[ast.Module | ast.FunctionDef] = [tree, *functions]
+    functions = of_kind(nodes_below(tree), ast.FunctionDef)
     given: dict[ast.AST, set[str]] = {f: {a.arg for a in f.args.args} for f in functions}
-    # A step that moves a global model runs after the optimizer was made.
-    shared = {f: {name for n in nodes_below(f) if isinstance(n, ast.Global) and trains(f)
-                  for name in n.names} for f in functions}  # fmt: skip
-    sent_by = {name for f in functions for name in (given[f] | shared[f]) & set(_sent(f))}
-    for where in bodies:
+    sent_by: set[str] = set()
+    for f in functions:
+        # A step that moves a global model runs after the optimizer was made.
+        shared = of_kind(nodes_below(f), ast.Global) if trains(f) else []
+        sent_by |= {*given[f], *(name for n in shared for name in n.names)} & set(_sent(f))
+    for where in (tree, *functions):
         sent, nodes = _sent(where), list(own_nodes(where.body, _ELSEWHERE))
-        for made in nodes:
-            if isinstance(made, ast.Call) and MAKES_OPTIMIZER.search(source_text(made.func)):
-                for call in calls_of("parameters", nodes_below(made)):
-                    model = holder(call)
-                    line = sent.get(model, sys.maxsize if model in sent_by else 0)
-                    between = range(call.lineno + 1, line + 1)
-                    is_other = any(_rebinds(n, model) in between for n in nodes)
-                    if line > call.lineno and model not in given.get(where, ()) and not is_other:
-                        yield call.func
+        makers = (
+            c for c in of_kind(nodes, ast.Call) if MAKES_OPTIMIZER.search(source_text(c.func))
+        )
+        for call in (c for maker in makers for c in calls_of("parameters", nodes_below(maker))):
+            model = holder(call)
+            line = sent.get(model, sys.maxsize if model in sent_by else 0)
+            between = range(call.lineno + 1, line + 1)
+            is_other = any(_rebinds(n, model) for n in nodes if getattr(n, "lineno", 0) in between)
+            if line > call.lineno and model not in given.get(where, ()) and not is_other:
+                yield call.func
 
 
-def _rebinds(node: ast.AST, name: str) -> int:
-    """The line that gives a name to another object than one made of the former, or 0."""
+def _rebinds(node: ast.AST, name: str) -> bool:
+    """Whether a statement gives a name to another object than one made of the former."""
     if not isinstance(node, ast.Assign) or name not in map(source_text, node.targets):
-        return 0
-    return 0 if re.search(rf"\b{re.escape(name)}\b", source_text(node.value)) else node.lineno
+        return False
+    return not re.search(rf"\b{re.escape(name)}\b", source_text(node.value))
 
 
 def _sent(where: ast.Module | ast.FunctionDef) -> dict[str, int]:
@@ -156,31 +156,27 @@ def _sent(where: ast.Module | ast.FunctionDef) -> dict[str, int]:
     return found
 
 
-def _made(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str]]:
+def _made(nodes: Sequence[ast.AST], names: Names) -> Iterator[tuple[ast.expr, str]]:
     """Tensors that a CUDA type makes, or that become of that type, also by a name for it:
     `T = torch.cuda.FloatTensor if cuda else ...`."""
-    for node in nodes_below(tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name | ast.Attribute):
-            continue
-        is_cast = isinstance(node.func, ast.Attribute) and node.func.attr == "type" and node.args
+    for node in of_kind(nodes, ast.Call):
+        is_cast = method_of(node) == "type" and node.args
         made_by = names.possible(node.args[0] if is_cast else node.func)
-        if any(map(_TENSOR_TYPE.fullmatch, map(source_text, made_by))):
+        if any(_TENSOR_TYPE.fullmatch(source_text(each)) for each in of_kind(made_by, *NAMED)):
             yield node.func, "cuda-tensor-made"
 
 
-def _arguments(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str]]:
+def _arguments(nodes: Sequence[ast.AST], names: Names) -> Iterator[tuple[ast.expr, str]]:
     """The values of such arguments, also by name; the name where that has other uses as well."""
-    nodes = nodes_below(tree)
     known = rule_data("arguments")
-    given = [(call, k) for call in nodes if isinstance(call, ast.Call)
-             for k in call.keywords if k.arg in known]  # fmt: skip
-    loads = Counter(node.id for node in nodes if isinstance(node, ast.Name))
+    given = [(c, k) for c in of_kind(nodes, ast.Call) for k in c.keywords if k.arg in known]
+    loads = Counter(node.id for node in of_kind(nodes, ast.Name))
     for call, keyword in given:
         id, wanted = known[str(keyword.arg)]
         if keyword.arg == "precision" and called_name(call) not in ("Trainer", "Fabric", "dict"):
             continue
         of = names.possible(keyword.value)
-        constants = (n for value in of for n in ast.walk(value) if isinstance(n, ast.Constant))
+        constants = of_kind((n for value in of for n in ast.walk(value)), ast.Constant)
         found = [text for text in constants if re.fullmatch(wanted, str(text.value))]
         name = keyword.value.id if isinstance(keyword.value, ast.Name) else ""
         shared = loads[name] > len(names.values(name)) + sum(
@@ -263,8 +259,8 @@ def _method(
 
 def _is_own(call: ast.Call, names: Names) -> bool:
     """Whether a class of the module defines the method that a call calls."""
-    classes = [n for n, scope in names.scopes.items()
-               if isinstance(n, ast.ClassDef) and method_of(call) in scope.bindings]  # fmt: skip
+    scopes = names.scopes
+    classes = [c for c in of_kind(scopes, ast.ClassDef) if method_of(call) in scopes[c].bindings]
     if holder(call) == "self":
         return any(c.lineno < call.lineno <= (c.end_lineno or 0) for c in classes)
     made = names.possible(call.func.value) if classes else []  # type: ignore[attr-defined]

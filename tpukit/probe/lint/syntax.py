@@ -90,13 +90,6 @@ def calls_in(node: ast.AST) -> list[ast.Call]:
     return of_kind(nodes_below(node), ast.Call)
 
 
-def around(tree: ast.AST, node: ast.AST, *kinds: type[ast.AST]) -> list[Any]:
-    """The nodes of some kinds whose lines hold a node, outermost first."""
-    line = node.lineno  # type: ignore[attr-defined]
-    kept: list[Any] = of_kind(nodes_below(tree), *kinds)
-    return [n for n in kept if n.lineno <= line <= n.end_lineno]
-
-
 def own_nodes(body: Sequence[ast.AST], without: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
     """The nodes of a body, without those of some kinds and what they hold."""
     stack = list(body)

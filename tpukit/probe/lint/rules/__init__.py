@@ -1,14 +1,12 @@
-"""The rules that look for no name, and the walk that hands them the nodes of a module."""
-
-import ast
+"""The rules that look for no name, and the one walk that hands them the nodes of a module."""
 
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.rules import evaluation, making, ranks, steps, training, xla
 from tpukit.probe.lint.rules.code import Code
-from tpukit.probe.lint.rules.rule import Found, Rule
+from tpukit.probe.lint.rules.rule import Rule
 from tpukit.probe.lint.source import Module
-from tpukit.probe.lint.syntax import FUNCTIONS, children, source_text
+from tpukit.probe.lint.syntax import nodes_below
 
 MISTAKES: tuple[type[Rule], ...] = (
     training.NoZeroGrad, training.GradientsCleared, training.SchedulerFirst, evaluation.EvalNotLeft,
@@ -42,56 +40,15 @@ def find_by_rules(module: Module, names: Names, *, to_xla: bool = False) -> list
     code = Code(module.tree, names, module.text, to_xla)
     kinds = (*RANKS, *ON_TPU) if to_xla else RULES
     rules = [kind(code) for kind in kinds if kind.concerns(code)]
-    places = _Walk(code, rules).found() if rules else ()
-    found = [_finding(rule, module.span(node), old) for rule, (node, old) in places]
-    return list(dict.fromkeys(found))
+    by_kind = {kind: [rule for rule in rules if kind in rule.nodes]
+               for kind in {kind for rule in rules for kind in rule.nodes}}  # fmt: skip
+    found = [(rule, each) for node in (nodes_below(module.tree) if rules else ())
+             for rule in by_kind.get(type(node), ()) for each in rule.visit(node)]  # fmt: skip
+    found += [(rule, each) for rule in rules for each in rule.end()]
+    places = (_finding(rule, module.span(node), old) for rule, (node, old) in found)
+    return list(dict.fromkeys(places))
 
 
 def _finding(rule: Rule, span: tuple[int, int, int, int], old: str) -> ModuleFinding:
     status = "removed" if rule.effect == "raises" else "habit"
     return ModuleFinding(*span, rule.id, old, rule.new, "XLA", status, effect=rule.effect)  # type: ignore[arg-type]
-
-
-class _Walk:
-    """One walk over a module, with the function and the conditions around each node."""
-
-    def __init__(self, code: Code, rules: list[Rule]) -> None:
-        self._code = code
-        self._rules = rules
-        self._found: list[tuple[Rule, Found]] = []
-        kinds = {kind for rule in rules for kind in rule.nodes} | {*FUNCTIONS, ast.If}
-        self._visitors = {kind: [r for r in rules if kind in r.nodes] for kind in kinds}
-
-    def found(self) -> list[tuple[Rule, Found]]:
-        self._visit(self._code.tree)
-        for rule in self._rules:
-            self._found += ((rule, each) for each in rule.end())
-        return self._found
-
-    def _visit(self, node: ast.AST) -> None:
-        code = self._code
-        outer = code.function
-        if isinstance(node, FUNCTIONS):
-            code.function = node
-        for rule in self._visitors.get(type(node), ()):
-            self._found += ((rule, each) for each in rule.visit(node))
-        if isinstance(node, ast.If):
-            self._branches(node)
-        else:
-            self._below(node)
-        code.function = outer
-
-    def _below(self, node: ast.AST) -> None:
-        for child in children(node):
-            if type(child) in self._visitors:
-                self._visit(child)
-            else:
-                self._below(child)
-
-    def _branches(self, node: ast.If) -> None:
-        test, under = source_text(node.test), self._code.under
-        self._below(ast.Expression(node.test))
-        for body, text in ((node.body, test), (node.orelse, f"not ({test})")):
-            self._code.under = (*under, (text, node))
-            self._below(ast.Module(body, []))
-        self._code.under = under

@@ -1,19 +1,20 @@
-"""What rules ask of a module: its names, optimizers, schedulers, loaders, softmaxes, and where the
-walk stands."""
+"""What rules ask of a module: its names, optimizers, schedulers, loaders, softmaxes, and what
+stands around a node."""
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, TypeVar, cast
 
 from tpukit.knowledge.calls import name_group
-from tpukit.probe.lint.names import Names, Scope
+from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.rules.roles import LOADS, is_optimizer_step
 from tpukit.probe.lint.syntax import (
-    around,
+    FUNCTIONS,
     called_name,
+    children,
     holder,
     method_of,
     nodes_below,
@@ -28,27 +29,19 @@ SCHEDULERS = "torch.optim.lr_scheduler."
 
 @dataclass
 class Code:
-    """One module, and what stands around the node that is visited."""
+    """One module."""
 
     tree: ast.Module
     names: Names
     text: str
     to_xla: bool = False
     """Whether it is to run on torch_xla, which it does not import yet."""
-    under: tuple[tuple[str, ast.If], ...] = ()
-    """The conditions that must hold for the node to run, as texts, and their statements."""
-    function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
     _activated: dict[str, set[str]] = field(default_factory=dict)
     _parts: dict[type, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.packages = self.names.packages
         self.uses_xla = self.to_xla or "torch_xla" in self.packages
-
-    @property
-    def scope(self) -> Scope:
-        """That of the function around the node."""
-        return self.names.scopes[self.function or self.tree]
 
     @cached_property
     def run_once(self) -> set[str]:
@@ -61,10 +54,41 @@ class Code:
             self._parts[kind] = kind(self)  # type: ignore[call-arg]
         return cast(Part, self._parts[kind])
 
-    def holds(self, test: re.Pattern[str]) -> bool:
-        """Whether one of the conditions around the node is such a test."""
-        return any(test.search(text) for text, _ in self.under)
+    # -- what stands around a node ----------------------------------------------------------------
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        return {child: node for node in nodes_below(self.tree) for child in children(node)}
 
+    def around(self, node: ast.AST) -> Iterator[tuple[Any, ast.AST]]:
+        """The nodes around a node, innermost first, each with the one inside it."""
+        while node in self.parents:
+            yield self.parents[node], node
+            node = self.parents[node]
+
+    def outer(self, node: ast.AST, *kinds: type[ast.AST]) -> list[Any]:
+        """The nodes of some kinds around a node, innermost first."""
+        return of_kind((outer for outer, _ in self.around(node)), *kinds)
+
+    def body_around(self, node: ast.AST) -> Any:
+        """The function around a node; the module where there is none."""
+        return next(iter(self.outer(node, *FUNCTIONS)), self.tree)
+
+    def conditions(self, node: ast.AST) -> list[tuple[str, ast.If]]:
+        """The conditions that must hold for a node to run, outermost first, as texts, and their
+        statements."""
+        ifs = [(n, inner) for n, inner in self.around(node) if isinstance(n, ast.If)][::-1]
+        return [(f"not ({self._tests[n]})" if inner in n.orelse else self._tests[n], n)
+                for n, inner in ifs if inner is not n.test]  # fmt: skip
+
+    @cached_property
+    def _tests(self) -> dict[ast.If, str]:
+        return {n: source_text(n.test) for n in of_kind(nodes_below(self.tree), ast.If)}
+
+    def runs_under(self, test: re.Pattern[str], node: ast.AST) -> bool:
+        """Whether one of the conditions around a node is such a test."""
+        return any(test.search(text) for text, _ in self.conditions(node))
+
+    # -- what names mean --------------------------------------------------------------------------
     def means(self, node: ast.expr, group: str) -> bool:
         """Whether an expression is one of a group of names."""
         wanted = name_group(group)
@@ -119,7 +143,7 @@ class Code:
         if self.means(value.func, by) or method_of(value) == by:
             return True
         if source_text(value.func) == "self":
-            return any(c.name in classes for c in around(self.tree, value, ast.ClassDef)[-1:])
+            return any(c.name in classes for c in self.outer(value, ast.ClassDef)[:1])
         for made in self.names.possible(value.func):
             is_sent = method_of(made) in ("to", "cuda")
             model = made.func.value if is_sent else made  # type: ignore[attr-defined]

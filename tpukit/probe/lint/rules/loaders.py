@@ -3,7 +3,6 @@
 import ast
 import re
 from collections.abc import Iterator
-from itertools import islice
 
 from tpukit.probe.lint.rules.code import Code
 from tpukit.probe.lint.rules.roles import EVALUATION_DATA, TRAINING_DATA
@@ -11,9 +10,9 @@ from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     argument,
     called_name,
-    children,
     is_without_gradients,
     nodes_below,
+    of_kind,
     source_text,
     trains,
 )
@@ -29,19 +28,17 @@ class Loaders:
     """The calls of DataLoader in one module, and what surrounds them."""
 
     def __init__(self, code: Code) -> None:
-        self._tree = code.tree
+        self._code = code
         self._names = code.names
-        self._text = code.text
-        self.parents = {child: node for node in nodes_below(code.tree) for child in children(node)}
 
     def feeds_training(self, call: ast.Call) -> bool:
         """Whether names around it, its `shuffle` or a loop with a backward pass show that."""
         words = " ".join(self._words(call))
-        is_counted = called_name(self.parents.get(call, call)) == "len"  # and no more
+        is_counted = called_name(self._code.parents.get(call, call)) == "len"  # and no more
         if EVALUATION_DATA.search(words) or is_counted or self._one_batch(call):
             return False
         loops = self._loops_over(call)
-        around = [[outer for outer, _ in self._around(loop)] for loop in loops]
+        around = (self._code.outer(loop, ast.AST) for loop in loops)
         if loops and all(any(map(is_without_gradients, each)) for each in around):
             return False
         shuffle = argument(call, "shuffle", 2)
@@ -57,7 +54,7 @@ class Loaders:
         that divides a public data set."""
         size, data = argument(call, "batch_size", 1), argument(call, "dataset", 0)
         option = getattr(size, "attr", "\0").replace("_", "[-_]")
-        defaults = re.findall(rf"--{option}[\"'][^)]*default\s*=\s*(\d+)\b", self._text)
+        defaults = re.findall(rf"--{option}[\"'][^)]*default\s*=\s*(\d+)\b", self._code.text)
         sizes = set(defaults or (map(source_text, self._names.possible(size)) if size else ()))
         values = self._names.possible(data) if data and not argument(call, "sampler") else ()
         made = [_ROWS.get(called_name(value), 0) for value in values]
@@ -68,7 +65,7 @@ class Loaders:
         """Names of what it is assigned to, of its data, and of the function around it."""
         data = [*call.args[:1], *(k.value for k in call.keywords if k.arg in _DATA)]
         yield from (_words_of(name) for value in data for name in _names_in(value))
-        for node, inner in self._around(call):
+        for node, inner in self._code.around(call):
             if isinstance(node, FUNCTIONS):
                 name = _words_of(node.name)
                 yield "" if TRAINING_DATA.search(name) and EVALUATION_DATA.search(name) else name
@@ -85,35 +82,23 @@ class Loaders:
             elif isinstance(node, ast.DictComp):
                 yield from (_words_of(n) for g in node.generators for n in _names_in(g.iter))
 
-    def _around(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """The nodes around a node, innermost first, each with the one inside it."""
-        while node in self.parents:
-            yield self.parents[node], node
-            node = self.parents[node]
-
     def _targets(self, call: ast.Call) -> set[str]:
         """The plain names that hold the loader."""
-        for node, _ in self._around(call):
-            if isinstance(node, ast.Assign):
-                return {t.id for t in node.targets if isinstance(t, ast.Name)}
-            if isinstance(node, ast.stmt):
-                break
-        return set()
+        statements = self._code.outer(call, ast.stmt)[:1]
+        targets = (t for n in of_kind(statements, ast.Assign) for t in n.targets)
+        return {target.id for target in of_kind(targets, ast.Name)}
 
     def _one_batch(self, call: ast.Call) -> bool:
         """Whether `next(iter(loader))` is its only use."""
         targets = self._targets(call)
-        uses: list[ast.expr] = [
-            node
-            for node in nodes_below(self._tree)
-            if isinstance(node, ast.Name) and node.id in targets and isinstance(node.ctx, ast.Load)
-        ]
-        calls = ([outer for outer, _ in islice(self._around(use), 2)] for use in uses or [call])
+        uses: list[ast.expr] = [n for n in of_kind(nodes_below(self._code.tree), ast.Name)
+                                if n.id in targets and isinstance(n.ctx, ast.Load)]  # fmt: skip
+        calls = (self._code.outer(use, ast.AST)[:2] for use in uses or [call])
         return all(list(map(called_name, two)) == ["iter", "next"] for two in calls)
 
     def _loops_over(self, call: ast.Call) -> list[ast.For]:
         targets = self._targets(call)
-        loops = (node for node in nodes_below(self._tree) if isinstance(node, ast.For))
+        loops = of_kind(nodes_below(self._code.tree), ast.For)
         return [loop for loop in loops if targets & set(_names_in(loop.iter))]
 
 

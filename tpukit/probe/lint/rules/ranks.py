@@ -202,7 +202,9 @@ class Meetings:
         """Whether an expression is a model that every rank runs together, from its wrap on."""
         if not isinstance(model, NAMED) or model.lineno <= self.wraps[0].lineno:
             return False
-        return _is_wrap(self._names.resolve(model, self._code.scope))
+        return _is_wrap(
+            self._names.resolve(model, self._names.scopes[self._code.body_around(model)])
+        )
 
     def _runs_wrapped(self, node: ast.AST) -> bool:
         """Whether a call runs such a model, or hands it to a function of the module that does."""
@@ -237,13 +239,14 @@ class CollectiveUnderMaster(_OfRanks):
     nodes = (ast.Call,)
 
     def visit(self, node: Any) -> Iterator[Found]:
-        own = getattr(self.code.function, "name", "")
+        function = self.code.body_around(node)
+        own = getattr(function, "name", "")
         method = called_name(node)
-        tests = [each for each in self.code.under
+        tests = [each for each in self.code.conditions(node)
                  if not each[0].startswith("not (") and MASTER.search(each[0])]  # fmt: skip
         if not tests or own in _collective_methods():  # of a class in torch_xla's place
             return
-        if method in _PAIRED and _are_paired(self.code.function or self.code.tree):
+        if method in _PAIRED and _are_paired(function):
             return
         meets = self.code.part(Meetings).at
         if meets(node):
@@ -305,13 +308,14 @@ class SavesOnEveryRank(_OfRanks):
         """Notes what every rank calls, and what it saves to one file."""
         code = self.code
         prepares = "accelerator.prepare(" in code.text
-        if not (prepares or code.part(Meetings).wraps) or code.holds(ONE_RANK):
+        if not (prepares or code.part(Meetings).wraps) or code.runs_under(ONE_RANK, node):
             return
-        where = code.function.name if code.function else ""
+        function = code.body_around(node)
+        where = getattr(function, "name", "")
         given = [a.id for a in node.args if isinstance(a, ast.Name)]  # `spawn(main)`
         self._calls += [(where, name) for name in (called_name(node), *given)]
         if "torch.save" in code.names.anywhere(node.func):
-            ifs = filter(early_test, of_kind(nodes_below(code.function or code.tree), ast.If))
+            ifs = filter(early_test, of_kind(nodes_below(function), ast.If))
             is_one = any(ONE_RANK.search(source_text(each.test)) for each in ifs)
             if not is_one and not RANK.search(source_text(node) + where):
                 self._saves.append((node, where))

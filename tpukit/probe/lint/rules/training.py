@@ -12,7 +12,6 @@ from tpukit.probe.lint.syntax import (
     ELSEWHERE,
     LOOPS,
     argument,
-    around,
     called_name,
     calls_of,
     holder,
@@ -70,10 +69,10 @@ class NoZeroGrad(_OfLoop):
 
     def in_step(self, step: Step) -> Iterator[Found]:
         for call in filter(self.code.is_optimizer_step, calls_of("step", step.nodes)):
-            classes = around(self.code.tree, step.loop, ast.ClassDef)
+            classes = self.code.outer(step.loop, ast.ClassDef)
             # A class without bases clears what it has itself.
-            is_own = classes and not classes[0].bases and holder(call).startswith("self.")
-            if not _CLEARS.search(ast.unparse(classes[0]) if is_own else self.code.text):
+            is_own = classes and not classes[-1].bases and holder(call).startswith("self.")
+            if not _CLEARS.search(ast.unparse(classes[-1]) if is_own else self.code.text):
                 yield call.func, f"{source_text(call)} in a loop"
             return
 

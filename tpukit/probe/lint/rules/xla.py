@@ -14,7 +14,6 @@ from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
     argument,
-    around,
     called_name,
     calls_in,
     is_constant,
@@ -61,7 +60,7 @@ class Fp16Accelerator(Rule):
     words = ("Accelerator",)
 
     def visit(self, node: Any) -> Iterator[Found]:
-        on_gpus = _ON_GPUS.search(self.code.text) or self.code.holds(GPU_TEST)
+        on_gpus = _ON_GPUS.search(self.code.text) or self.code.runs_under(GPU_TEST, node)
         is_fp16 = getattr(argument(node, "mixed_precision"), "value", "") == "fp16"
         if is_fp16 and not on_gpus and self.code.means(node.func, "accelerator"):
             yield node.func, 'Accelerator(mixed_precision="fp16")'
@@ -80,7 +79,11 @@ class ScalerOnXla(_OnXla):
     def visit(self, node: Any) -> Iterator[Found]:
         enabled = argument(node, "enabled")
         is_on = enabled is None or is_constant(enabled, True)
-        if is_on and self.code.means(node.func, "scaler") and not self.code.holds(GPU_TEST):
+        if (
+            is_on
+            and self.code.means(node.func, "scaler")
+            and not self.code.runs_under(GPU_TEST, node)
+        ):
             yield node.func, "GradScaler on XLA"
 
 
@@ -130,12 +133,12 @@ class PaddingToLongest(_OnXla):
     def _is_once(self, node: ast.Call) -> bool:
         """Whether a data set is padded as a whole (in no loop, by what runs once), or tokens are
         compared with the truncated ones and go no further, or a list is made text by text."""
-        tree = self.code.tree
-        assigned = " ".join(source_text(n.targets[0]) for n in around(tree, node, ast.Assign))
-        functions = {n.name for n in around(tree, node, *FUNCTIONS)}
-        in_turn = around(tree, node, ast.Lambda, *LOOPS)
+        outer = self.code.outer
+        assigned = " ".join(source_text(n.targets[0]) for n in outer(node, ast.Assign))
+        functions = {n.name for n in outer(node, *FUNCTIONS)}
+        in_turn = outer(node, ast.Lambda, *LOOPS)
         is_whole = assigned and not in_turn and functions <= self.code.run_once
-        by_text = isinstance(self.code.part(Loaders).parents.get(node), ast.ListComp)
+        by_text = isinstance(self.code.parents.get(node), ast.ListComp)
         return bool(is_whole) or by_text or "untruncated" in assigned
 
 
