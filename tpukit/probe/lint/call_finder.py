@@ -3,7 +3,6 @@
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
@@ -11,8 +10,8 @@ from itertools import chain
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
 from tpukit.probe.lint.cuda_forms import find_cuda_forms
 from tpukit.probe.lint.finding import ModuleFinding
-from tpukit.probe.lint.guards import Condition, early_test
-from tpukit.probe.lint.names import Names, Scope
+from tpukit.probe.lint.guards import conditions_around, has_alternative
+from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.old_forms import find_old_forms
 from tpukit.probe.lint.rewriting.fixability import left_alone, other_meaning, taken_away
 from tpukit.probe.lint.shell_lines import (
@@ -26,19 +25,18 @@ from tpukit.probe.lint.shell_lines import (
     variables_set,
 )
 from tpukit.probe.lint.source import Module
-from tpukit.probe.lint.syntax import NAMED, children, source_text
+from tpukit.probe.lint.syntax import NAMED, nodes_below, source_text
 
 _Place = ast.expr | ast.alias | ast.stmt
-_FALLBACKS = ("ImportError", "ModuleNotFoundError", "AttributeError")
 _MAY_BE_TEXT = re.compile(r"^['\"]|(?i:kind)")
-_TESTS = (ast.If, ast.IfExp, ast.BoolOp)
 
 
 def find_calls(module: Module, names: Names, table: CallTable) -> list[ModuleFinding]:
     """Every use of a row of the table in a parsed module."""
     assert module.tree is not None
     finder = _Finder(module, names, table)
-    finder.visit_body(module.tree, names.module)
+    for node in nodes_below(module.tree):
+        finder.visit(node)
     finder.unused_imports()
     finder.old_forms()
     finder.shell_lines()
@@ -46,15 +44,13 @@ def find_calls(module: Module, names: Names, table: CallTable) -> list[ModuleFin
 
 
 class _Finder:
-    """Walks a module once with its scopes; `guarding` holds the guards around the current node."""
+    """Takes the nodes of a module in their order."""
 
     def __init__(self, module: Module, names: Names, table: CallTable) -> None:
         self.module = module
         self.names = names
         self.table = table
         self.places: list[ModuleFinding] = []
-        self.guarding: list[Condition] = []
-        self.has_alternative = 0
         self._calls: dict[int, ast.Call] = {}
         """Calls by the identity of their functions."""
         self._set_here: set[str] = set()
@@ -64,40 +60,14 @@ class _Finder:
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
         self._methods = table.lasts | SHELL_CALLS | {name.rpartition(".")[2] for name in WRITERS}
 
-    # -- walking ----------------------------------------------------------------------------------
-    def visit_body(
-        self, node: ast.AST, scope: Scope, part: Sequence[ast.AST] | None = None
-    ) -> None:
-        """Visits the children of a node, or some of them.
-
-        An early return or an assertion guards the rest of its block."""
-        body = node.__dict__.get("body")
-        if part is None and body is None:
-            for child in children(node):
-                self.visit(child, scope)
-            return
-        before = len(self.guarding)
-        block_end = body[-1] if isinstance(body, list) and body else None
-        for child in children(node) if part is None else part:
-            self.visit(child, scope)
-            test = early_test(child) if type(child) in (ast.If, ast.Assert) else None
-            if test is not None:
-                self.guarding.append(Condition(self.names, test, scope))
-            if child is block_end:
-                del self.guarding[before:]
-        del self.guarding[before:]
-
-    def visit(self, node: ast.AST, scope: Scope) -> None:
+    def visit(self, node: ast.AST) -> None:
         if isinstance(node, NAMED):
             if type(node.ctx) is ast.Load:
-                self._use(node, scope)
-            if isinstance(node, ast.Attribute):
-                self.visit(node.value, scope)
-            return
-        if isinstance(node, ast.Call):
+                self._use(node)
+        elif isinstance(node, ast.Call):
             self._calls[id(node.func)] = node
-            self._call(node, scope)
-            self._getattr(node, scope)
+            self._call(node)
+            self._getattr(node)
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 row, name = self._module_row(alias.name)
@@ -106,43 +76,13 @@ class _Finder:
         elif isinstance(node, ast.ImportFrom):
             self._import_from(node)
         elif isinstance(node, ast.Subscript):
-            self._environment_item(node, scope)
-        if isinstance(node, ast.Try):
-            self._try(node, scope)
-        elif isinstance(node, _TESTS):
-            # Also `hasattr(xm, "x") and xm.x()`.
-            test = node.values[0] if isinstance(node, ast.BoolOp) else node.test
-            with self._guarded(Condition(self.names, test, scope)):
-                self.visit_body(node, scope)
-        else:
-            self.visit_body(node, self.names.scopes.get(node, scope))
+            self._environment_item(node)
 
-    @contextmanager
-    def _guarded(self, *conditions: Condition) -> Iterator[None]:
-        before = len(self.guarding)
-        self.guarding += conditions
-        yield
-        del self.guarding[before:]
-
-    def _try(self, node: ast.Try, scope: Scope) -> None:
-        """A handler for a missing name supports old releases; it is not reported."""
-        fallbacks = [h for h in node.handlers if _catches(h, _FALLBACKS) or _imports_instead(h)]
-        alternative = any(not isinstance(h.body[-1], ast.Raise) for h in fallbacks)
-        about = Condition(self.names, node.body, scope)
-        # `try: n = xm.old() except AttributeError: n = xr.new()`
-        caught = [h for h in fallbacks if _catches(h, ("AttributeError",))]
-        replaced = [Condition(self.names, h.body, scope) for h in caught]
-        self.has_alternative += alternative
-        with self._guarded(*replaced):
-            self.visit_body(node, scope, node.body)
-        self.has_alternative -= alternative
-        for handler in node.handlers:
-            with self._guarded(*([about] if handler in fallbacks else [])):
-                self.visit_body(handler, scope)
-        self.visit_body(node, scope, (*node.orelse, *node.finalbody))
+    def _meanings(self, node: ast.expr, at: ast.AST) -> list[str]:
+        return self.names.resolve(node, self.names.scope_of(at))
 
     # -- names ------------------------------------------------------------------------------------
-    def _use(self, node: ast.Name | ast.Attribute, scope: Scope) -> None:
+    def _use(self, node: ast.Name | ast.Attribute) -> None:
         if isinstance(node, ast.Name):
             self._loaded.add(node.id)
             if node.id not in self.names.followed and not self.names.has_stars:
@@ -150,7 +90,7 @@ class _Finder:
                 return
         elif node.attr not in self.table.lasts:
             return
-        meanings = self.names.resolve(node, scope)
+        meanings = self._meanings(node, node)
         for row, name in self._rows(meanings):
             if row.kind in ("name", "attribute"):
                 self._found(node, row, name)
@@ -165,24 +105,24 @@ class _Finder:
             for row in self.table.by_name[meanings[0]]:
                 yield row, meanings[0]
 
-    def _getattr(self, node: ast.Call, scope: Scope) -> None:
+    def _getattr(self, node: ast.Call) -> None:
         """`getattr(xm, "xla_device")` is a use; with a default it is a feature check."""
         if isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) == 2:
-            for row, name in self._rows(self.names.resolve(node, scope)):
+            for row, name in self._rows(self._meanings(node, node)):
                 if row.kind == "name":
                     self._found(node, row, name, fixable=False)
 
-    def _call(self, node: ast.Call, scope: Scope) -> None:
+    def _call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Attribute) and node.func.attr not in self._methods:
             return
-        meanings = self.names.resolve(node.func, scope)
+        meanings = self._meanings(node.func, node)
         for row, name in self._rows(meanings):
             if row.kind == "call" and _applies(row, node, self.names):
                 self._found(node.func, row, name)
         if any(meaning in WRITERS for meaning in meanings):
             for key, row, name in variables_set(node, self.table):
                 self._set_here.add(name)
-                self._found(key, row, name)
+                self._found(key, row, name, within=node)
         if isinstance(node.func, ast.Attribute) and node.func.attr in SHELL_CALLS:
             self._shell_call(node)
 
@@ -222,9 +162,9 @@ class _Finder:
                 self._found(alias, row, full)
 
     # -- environment variables --------------------------------------------------------------------
-    def _environment_item(self, node: ast.Subscript, scope: Scope) -> None:
+    def _environment_item(self, node: ast.Subscript) -> None:
         row = variable_row(node.slice, self.table)
-        if row is None or self.names.resolve(node.value, scope) != ["os.environ"]:
+        if row is None or self._meanings(node.value, node) != ["os.environ"]:
             return
         name = str(node.slice.value)  # type: ignore[attr-defined]
         if isinstance(node.ctx, ast.Store):
@@ -261,16 +201,26 @@ class _Finder:
                 self._add(only_set(row), text, old, name.group())
 
     # -- places -----------------------------------------------------------------------------------
-    def _found(self, node: _Place, row: OldCall, name: str, *, fixable: bool = True) -> None:
+    def _found(
+        self,
+        node: _Place,
+        row: OldCall,
+        name: str,
+        *,
+        fixable: bool = True,
+        within: ast.Call | None = None,
+    ) -> None:
+        """within: the call of which a constant is an argument."""
         is_import = isinstance(node, ast.alias | ast.ImportFrom)
+        at = within or node
         # A test of a release says nothing about another device.
-        guarding = () if row.id in self.table.moves else self.guarding
+        guarding = () if row.id in self.table.moves else conditions_around(self.names, at)
         if any(condition.covers(row, name) for condition in guarding):
             return
         shown = {"file": self.module.text, "line": self.module.lines[node.lineno - 1]}
         if any(re.search(text, shown[k]) for k in shown for text in row.unless.get(k, ())):
             return
-        if self.has_alternative and is_import and row.status == "removed":
+        if is_import and row.status == "removed" and has_alternative(self.names, at):
             return
         fix = row.fix if fixable else None
         call = self._calls.get(id(node))
@@ -313,17 +263,6 @@ def _as_used(row: OldCall, name: str, call: ast.Call | None) -> str:
     if len(row.names) == 1 or row.keywords or row.lacks or row.kind == "attribute":
         return row.old
     return name
-
-
-def _imports_instead(handler: ast.ExceptHandler) -> bool:
-    """A handler for everything that imports something."""
-    catches_all = handler.type is None or _catches(handler, ("Exception",))
-    return catches_all and any(isinstance(s, ast.Import | ast.ImportFrom) for s in handler.body)
-
-
-def _catches(handler: ast.ExceptHandler, wanted: Sequence[str]) -> bool:
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(isinstance(kind, ast.Name) and kind.id in wanted for kind in kinds)
 
 
 # -- conditions of a row -------------------------------------------------------------------------

@@ -120,7 +120,8 @@ def _made_too_early(tree: ast.Module) -> Iterator[ast.expr]:
         # A step that moves a global model runs after the optimizer was made.
         shared = of_kind(nodes_below(f), ast.Global) if trains(f) else []
         sent_by |= {*given[f], *(name for n in shared for name in n.names)} & set(_sent(f))
-    for where in (tree, *functions):
+    bodies: list[ast.Module | ast.FunctionDef] = [tree, *functions]
+    for where in bodies:
         sent, nodes = _sent(where), list(own_nodes(where.body, _ELSEWHERE))
         makers = (
             c for c in of_kind(nodes, ast.Call) if MAKES_OPTIMIZER.search(source_text(c.func))

@@ -6,7 +6,7 @@ nothing about timm, and `args.version` or `hasattr(self.data, "x")` about no pac
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,8 @@ _LARGE = ("torch", "numpy", "transformers")
 _PACKAGES = ("torch_xla", "torch", "timm", "accelerate", "transformers", "numpy", "lightning")
 _SPELLINGS = {"np": "numpy", "xla": "torch_xla", "pl": "lightning", "pytorch": "torch"}
 _VERSION_WORD = re.compile(r"version|greater|less_|(?<=\d)_\d|_?(?:ge|lt|gt|le)_?\d", re.IGNORECASE)
+_MISSING = ("ImportError", "ModuleNotFoundError", "AttributeError")
+_TESTS = (ast.If, ast.IfExp, ast.BoolOp)
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
@@ -116,6 +118,50 @@ class Condition:
                 elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                     found |= {_root(name) for name in self._meanings(node)}
         return [Guard(package) for package in sorted(found) if package]
+
+
+def conditions_around(names: Names, node: ast.AST) -> Iterator[Condition]:
+    """The tests that decide whether a node runs, also early returns and assertions above it, and
+    the other half of a `try` that supports old releases."""
+    for outer, inner in names.around(node):
+        scope = names.scope_of(outer)
+        for block in (getattr(outer, name, None) for name in ("body", "orelse", "finalbody")):
+            if isinstance(block, list) and inner in block:
+                early = map(early_test, block[: block.index(inner)])
+                yield from (Condition(names, test, scope) for test in early if test is not None)
+        if isinstance(outer, _TESTS):
+            # Also `hasattr(xm, "x") and xm.x()`.
+            test = outer.values[0] if isinstance(outer, ast.BoolOp) else outer.test
+            yield Condition(names, test, scope)
+        elif isinstance(outer, ast.Try) and inner in _fallbacks(outer):
+            yield Condition(names, outer.body, scope)
+        elif isinstance(outer, ast.Try) and inner in outer.body:
+            # `try: n = xm.old() except AttributeError: n = xr.new()`
+            caught = (h for h in _fallbacks(outer) if _catches(h, ("AttributeError",)))
+            yield from (Condition(names, handler.body, scope) for handler in caught)
+
+
+def has_alternative(names: Names, node: ast.AST) -> bool:
+    """Whether a `try` around a node has a handler for old releases that does not raise."""
+    tries = [(n, i) for n, i in names.around(node) if isinstance(n, ast.Try) and i in n.body]
+    handlers = (handler for each, _ in tries for handler in _fallbacks(each))
+    return any(not isinstance(handler.body[-1], ast.Raise) for handler in handlers)
+
+
+def _fallbacks(node: ast.Try) -> list[ast.ExceptHandler]:
+    """Handlers for a missing name, which support old releases."""
+    return [h for h in node.handlers if _catches(h, _MISSING) or _imports_instead(h)]
+
+
+def _imports_instead(handler: ast.ExceptHandler) -> bool:
+    """A handler for everything that imports something."""
+    catches_all = handler.type is None or _catches(handler, ("Exception",))
+    return catches_all and any(isinstance(s, ast.Import | ast.ImportFrom) for s in handler.body)
+
+
+def _catches(handler: ast.ExceptHandler, wanted: Sequence[str]) -> bool:
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(isinstance(kind, ast.Name) and kind.id in wanted for kind in kinds)
 
 
 def _of_variable(node: ast.expr) -> list[Guard]:

@@ -10,9 +10,11 @@ import ast
 import builtins
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from tpukit.knowledge.calls import rule_data
-from tpukit.probe.lint.syntax import children
+from tpukit.probe.lint.syntax import children, nodes_below, of_kind
 
 _MOST_STEPS = 12
 """Maximum length of a chain of aliases, so that a cycle ends."""
@@ -62,6 +64,7 @@ class Names:
     """The scopes of a module, and what names mean in them."""
 
     def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
         self.module = Scope(None)
         self.scopes: dict[ast.AST, Scope] = {tree: self.module}
         self.attributes: dict[str, list[tuple[ast.expr, Scope]]] = {}
@@ -78,6 +81,26 @@ class Names:
         for scope in self.scopes.values():
             for name in scope.bindings:
                 self._binding.setdefault(name, []).append(scope)
+
+    # -- what stands around a node ----------------------------------------------------------------
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        return {child: node for node in nodes_below(self.tree) for child in children(node)}
+
+    def around(self, node: ast.AST) -> Iterator[tuple[Any, ast.AST]]:
+        """The nodes around a node, innermost first, each with the one inside it."""
+        while node in self.parents:
+            yield self.parents[node], node
+            node = self.parents[node]
+
+    def outer(self, node: ast.AST, *kinds: type[ast.AST]) -> list[Any]:
+        """The nodes of some kinds around a node, innermost first."""
+        return of_kind((outer for outer, _ in self.around(node)), *kinds)
+
+    def scope_of(self, node: ast.AST) -> Scope:
+        while node not in self.scopes:
+            node = self.parents[node]
+        return self.scopes[node]
 
     # -- what a name means ------------------------------------------------------------------------
     def resolve(self, node: ast.expr, scope: Scope, steps: int = _MOST_STEPS) -> list[str]:

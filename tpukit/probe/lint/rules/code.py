@@ -3,7 +3,7 @@ stands around a node."""
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, TypeVar, cast
@@ -14,7 +14,6 @@ from tpukit.probe.lint.rules.roles import LOADS, is_optimizer_step
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     called_name,
-    children,
     holder,
     method_of,
     nodes_below,
@@ -55,28 +54,14 @@ class Code:
         return cast(Part, self._parts[kind])
 
     # -- what stands around a node ----------------------------------------------------------------
-    @cached_property
-    def parents(self) -> dict[ast.AST, ast.AST]:
-        return {child: node for node in nodes_below(self.tree) for child in children(node)}
-
-    def around(self, node: ast.AST) -> Iterator[tuple[Any, ast.AST]]:
-        """The nodes around a node, innermost first, each with the one inside it."""
-        while node in self.parents:
-            yield self.parents[node], node
-            node = self.parents[node]
-
-    def outer(self, node: ast.AST, *kinds: type[ast.AST]) -> list[Any]:
-        """The nodes of some kinds around a node, innermost first."""
-        return of_kind((outer for outer, _ in self.around(node)), *kinds)
-
     def body_around(self, node: ast.AST) -> Any:
         """The function around a node; the module where there is none."""
-        return next(iter(self.outer(node, *FUNCTIONS)), self.tree)
+        return next(iter(self.names.outer(node, *FUNCTIONS)), self.tree)
 
     def conditions(self, node: ast.AST) -> list[tuple[str, ast.If]]:
         """The conditions that must hold for a node to run, outermost first, as texts, and their
         statements."""
-        ifs = [(n, inner) for n, inner in self.around(node) if isinstance(n, ast.If)][::-1]
+        ifs = [(n, inner) for n, inner in self.names.around(node) if isinstance(n, ast.If)][::-1]
         return [(f"not ({self._tests[n]})" if inner in n.orelse else self._tests[n], n)
                 for n, inner in ifs if inner is not n.test]  # fmt: skip
 
@@ -143,7 +128,7 @@ class Code:
         if self.means(value.func, by) or method_of(value) == by:
             return True
         if source_text(value.func) == "self":
-            return any(c.name in classes for c in self.outer(value, ast.ClassDef)[:1])
+            return any(c.name in classes for c in self.names.outer(value, ast.ClassDef)[:1])
         for made in self.names.possible(value.func):
             is_sent = method_of(made) in ("to", "cuda")
             model = made.func.value if is_sent else made  # type: ignore[attr-defined]

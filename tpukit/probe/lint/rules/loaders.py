@@ -34,11 +34,11 @@ class Loaders:
     def feeds_training(self, call: ast.Call) -> bool:
         """Whether names around it, its `shuffle` or a loop with a backward pass show that."""
         words = " ".join(self._words(call))
-        is_counted = called_name(self._code.parents.get(call, call)) == "len"  # and no more
+        is_counted = called_name(self._names.parents.get(call, call)) == "len"  # and no more
         if EVALUATION_DATA.search(words) or is_counted or self._one_batch(call):
             return False
         loops = self._loops_over(call)
-        around = (self._code.outer(loop, ast.AST) for loop in loops)
+        around = (self._names.outer(loop, ast.AST) for loop in loops)
         if loops and all(any(map(is_without_gradients, each)) for each in around):
             return False
         shuffle = argument(call, "shuffle", 2)
@@ -65,7 +65,7 @@ class Loaders:
         """Names of what it is assigned to, of its data, and of the function around it."""
         data = [*call.args[:1], *(k.value for k in call.keywords if k.arg in _DATA)]
         yield from (_words_of(name) for value in data for name in _names_in(value))
-        for node, inner in self._code.around(call):
+        for node, inner in self._names.around(call):
             if isinstance(node, FUNCTIONS):
                 name = _words_of(node.name)
                 yield "" if TRAINING_DATA.search(name) and EVALUATION_DATA.search(name) else name
@@ -84,7 +84,7 @@ class Loaders:
 
     def _targets(self, call: ast.Call) -> set[str]:
         """The plain names that hold the loader."""
-        statements = self._code.outer(call, ast.stmt)[:1]
+        statements = self._names.outer(call, ast.stmt)[:1]
         targets = (t for n in of_kind(statements, ast.Assign) for t in n.targets)
         return {target.id for target in of_kind(targets, ast.Name)}
 
@@ -93,7 +93,7 @@ class Loaders:
         targets = self._targets(call)
         uses: list[ast.expr] = [n for n in of_kind(nodes_below(self._code.tree), ast.Name)
                                 if n.id in targets and isinstance(n.ctx, ast.Load)]  # fmt: skip
-        calls = (self._code.outer(use, ast.AST)[:2] for use in uses or [call])
+        calls = (self._names.outer(use, ast.AST)[:2] for use in uses or [call])
         return all(list(map(called_name, two)) == ["iter", "next"] for two in calls)
 
     def _loops_over(self, call: ast.Call) -> list[ast.For]:

@@ -202,9 +202,7 @@ class Meetings:
         """Whether an expression is a model that every rank runs together, from its wrap on."""
         if not isinstance(model, NAMED) or model.lineno <= self.wraps[0].lineno:
             return False
-        return _is_wrap(
-            self._names.resolve(model, self._names.scopes[self._code.body_around(model)])
-        )
+        return _is_wrap(self._names.resolve(model, self._names.scope_of(model)))
 
     def _runs_wrapped(self, node: ast.AST) -> bool:
         """Whether a call runs such a model, or hands it to a function of the module that does."""

@@ -69,7 +69,7 @@ class NoZeroGrad(_OfLoop):
 
     def in_step(self, step: Step) -> Iterator[Found]:
         for call in filter(self.code.is_optimizer_step, calls_of("step", step.nodes)):
-            classes = self.code.outer(step.loop, ast.ClassDef)
+            classes = self.code.names.outer(step.loop, ast.ClassDef)
             # A class without bases clears what it has itself.
             is_own = classes and not classes[-1].bases and holder(call).startswith("self.")
             if not _CLEARS.search(ast.unparse(classes[-1]) if is_own else self.code.text):

@@ -133,12 +133,12 @@ class PaddingToLongest(_OnXla):
     def _is_once(self, node: ast.Call) -> bool:
         """Whether a data set is padded as a whole (in no loop, by what runs once), or tokens are
         compared with the truncated ones and go no further, or a list is made text by text."""
-        outer = self.code.outer
+        outer = self.code.names.outer
         assigned = " ".join(source_text(n.targets[0]) for n in outer(node, ast.Assign))
         functions = {n.name for n in outer(node, *FUNCTIONS)}
         in_turn = outer(node, ast.Lambda, *LOOPS)
         is_whole = assigned and not in_turn and functions <= self.code.run_once
-        by_text = isinstance(self.code.parents.get(node), ast.ListComp)
+        by_text = isinstance(self.code.names.parents.get(node), ast.ListComp)
         return bool(is_whole) or by_text or "untruncated" in assigned
 
 
