@@ -51,8 +51,6 @@ class _Finder:
         self.names = names
         self.table = table
         self.places: list[ModuleFinding] = []
-        self._calls: dict[int, ast.Call] = {}
-        """Calls by the identity of their functions."""
         self._set_here: set[str] = set()
         """Environment variables that the lines above set."""
         self._other_meaning = cache(partial(other_meaning, names))
@@ -65,7 +63,6 @@ class _Finder:
             if type(node.ctx) is ast.Load:
                 self._use(node)
         elif isinstance(node, ast.Call):
-            self._calls[id(node.func)] = node
             self._call(node)
             self._getattr(node)
         elif isinstance(node, ast.Import):
@@ -223,7 +220,7 @@ class _Finder:
         if is_import and row.status == "removed" and has_alternative(self.names, at):
             return
         fix = row.fix if fixable else None
-        call = self._calls.get(id(node))
+        call = self.names.call_of(node)
         remark = taken_away(row, call)
         if fix is not None and isinstance(node, NAMED):
             reason = left_alone(fix, call) or self._other_meaning(fix.imports)

@@ -97,6 +97,11 @@ class Names:
         """The nodes of some kinds around a node, innermost first."""
         return of_kind((outer for outer, _ in self.around(node)), *kinds)
 
+    def call_of(self, function: ast.AST) -> ast.Call | None:
+        """The call of which a node is the function."""
+        call = self.parents.get(function)
+        return call if isinstance(call, ast.Call) and call.func is function else None
+
     def scope_of(self, node: ast.AST) -> Scope:
         while node not in self.scopes:
             node = self.parents[node]

@@ -15,7 +15,9 @@ _BETWEEN_WORDS = bytes(
 )
 _MOVES = {
     "torch_tpu": re.compile(rb"[\"']xla\b|\b(?:PJRT_DEVICE|XLA_[A-Z]|PT_XLA_)"),
-    "tpu": re.compile(rb"\b(?:import|from) (?:torch|triton|flash_attn|bitsandbytes|apex)\b"),
+    "tpu": re.compile(
+        rb"\b(?:import|from) (?:torch|triton|flash_attn|bitsandbytes|apex)\b|\.(?:backward|eval)\("
+    ),
 }
 _HAVE_FORMS = (b"torch", b"transformers")
 _GAP = rb"(?:[\s\\)]|#[^\n]*\n)*"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.errors import DataError
-from tpukit.probe.lint.syntax import calls_of
+from tpukit.probe.lint.syntax import calls_of, characters
 
 LARGEST_BYTES = 20 << 20
 _MAGIC = re.compile(r"\s*(?:[!%?]|[\w.,\[\] ]+=\s*[!%])|.*\w\?{1,2}\s*$")
@@ -58,15 +58,11 @@ class Module:
     def span(self, node: ast.expr | ast.alias | ast.stmt) -> tuple[int, int, int, int]:
         """(line, column, end line, end column) of a node, columns in characters from 0."""
         end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
-        start = self._characters(node.lineno, node.col_offset)
-        return node.lineno, start, end_line, self._characters(end_line, end)
+        start = characters(self._line(node.lineno), node.col_offset)
+        return node.lineno, start, end_line, characters(self._line(end_line), end)
 
-    def _characters(self, line: int, byte: int) -> int:
-        """A column in characters; the syntax tree counts bytes of UTF-8."""
-        text = self.lines[line - 1] if line <= len(self.lines) else ""
-        if text.isascii():
-            return byte
-        return len(text.encode("utf-8", errors="replace")[:byte].decode("utf-8", errors="replace"))
+    def _line(self, number: int) -> str:
+        return self.lines[number - 1] if number <= len(self.lines) else ""
 
     def place(self, line: int, column: int = 0) -> tuple[int | None, int, int]:
         """(cell, line in it, column) of a place in the module."""

@@ -165,6 +165,13 @@ def source_text(node: ast.expr) -> str:
         return ""
 
 
+def characters(line: str, byte: int) -> int:
+    """A column in characters; the syntax tree counts bytes of UTF-8."""
+    if line.isascii():
+        return byte
+    return len(line.encode("utf-8", errors="replace")[:byte].decode("utf-8", errors="replace"))
+
+
 def is_constant(node: ast.AST | None, value: object) -> bool:
     return isinstance(node, ast.Constant) and node.value is value
 

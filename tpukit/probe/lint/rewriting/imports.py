@@ -9,10 +9,10 @@ from functools import cache, partial
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Binding, Names, Scope, imported_packages
 from tpukit.probe.lint.source import MASK
-from tpukit.probe.lint.syntax import FUNCTIONS
+from tpukit.probe.lint.syntax import FUNCTIONS, nodes_below, of_kind
 
 _SHORT = {"torch_xla.runtime": "xr"}
-_BLOCKS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+_BODIES = (*FUNCTIONS, ast.ClassDef)
 _CONDITIONS = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.match_case)
 _LONG_TEXT = 200
 """Maximum length in characters of a text that may name something; longer ones are prose."""
@@ -52,12 +52,11 @@ class _Import:
 class ImportEdits:
     """Decides how a module's code spells the new names, and which imports they need."""
 
-    def __init__(self, tree: ast.Module, names: Names) -> None:
-        self.tree = tree
+    def __init__(self, names: Names) -> None:
         self.names = names
         self.insertions: list[Insertion] = []
-        self._imports = list(_imports_in(tree, ()))
-        self._around = cache(partial(_around, tree))
+        self._imports = list(_imports_in(names))
+        self._around = cache(partial(_around, names.tree))
 
     def spell(self, name: str, module: str, line: int) -> str | None:
         """The spelling of `name` (of `module`) on a line; adds an import where there is none.
@@ -86,16 +85,45 @@ class ImportEdits:
 
     def doubled(self) -> set[ast.alias]:
         """Plain imports at module level that an insertion above makes superfluous."""
-        top = {s.lineno for s in self.tree.body if isinstance(s, ast.Import | ast.ImportFrom)}
-        planned = {i.statement: i.after_line for i in self.insertions if i.after_line in {0, *top}}
-        return {
-            alias
-            for statement in self.tree.body
-            if isinstance(statement, ast.Import)
-            for alias in statement.names
-            if alias.asname is None
-            and planned.get(f"import {alias.name}", statement.lineno) < statement.lineno
-        }
+        body = self.names.tree.body
+        top = {0, *(s.lineno for s in of_kind(body, ast.Import, ast.ImportFrom))}
+        planned = {i.statement: i.after_line for i in self.insertions if i.after_line in top}
+        plain = [(s.lineno, a) for s in of_kind(body, ast.Import) for a in s.names if not a.asname]
+        return {a for line, a in plain if planned.get(f"import {a.name}", line) < line}
+
+    def unused(
+        self,
+        after: ast.Module,
+        rewritten: list[ModuleFinding],
+        lines: Sequence[str],
+        leaving: str = "",
+    ) -> set[ast.alias]:
+        """Imported names that nothing uses any more.
+
+        after: the module with its places rewritten. leaving: a package whose plain imports count
+        too, and those that nothing used.
+        """
+        quoted = _quoted_words(self.names.tree, lines)
+        places = [place for place in rewritten if place.fix and place.fix.to]
+        nodes = {place.node for place in places}
+        roots = {re.split(r"\W", lines[place.line - 1][place.column :])[0] for place in places}
+        old, new = (of_kind(ast.walk(tree), *FUNCTIONS) for tree in (self.names.tree, after))
+        then: dict[ast.AST, ast.AST] = dict(zip(old, new, strict=True))
+        unused: set[ast.alias] = set()
+        for known in self._imports:
+            inner = known.around[-1] if known.around else self.names.tree
+            read, bound = _names_used(then.get(inner, after))
+            for alias in known.node.names:
+                is_plain = isinstance(known.node, ast.Import) and alias.asname is None
+                local = alias.asname or alias.name.partition(".")[0]
+                package = ast.Import([alias]) if isinstance(known.node, ast.Import) else known.node
+                is_left = leaving in imported_packages(package)
+                goes = alias in nodes or (local in roots and local not in bound)
+                if local not in read and (
+                    is_left or (goes and not is_plain and local not in quoted)
+                ):
+                    unused.add(alias)
+        return unused
 
     # -- what is there ----------------------------------------------------------------------------
     def _local_name(self, module: str, line: int) -> str | None:
@@ -112,11 +140,8 @@ class ImportEdits:
     def _visible(self, line: int) -> list[_Import]:
         """The imports above a line, in the functions around it or at module level."""
         around = self._around(line)
-        return [
-            known
-            for known in self._imports
-            if known.node.lineno < line and known.around == around[: len(known.around)]
-        ]
+        above = (known for known in self._imports if known.node.lineno < line)
+        return [known for known in above if known.around == around[: len(known.around)]]
 
     # -- what is added ----------------------------------------------------------------------------
     def _add_import(self, module: str, line: int) -> str | None:
@@ -161,72 +186,30 @@ def _order(known: _Import) -> tuple[bool, int, int]:
     return not known.certain, depth if known.certain else -depth, known.node.lineno
 
 
-def _imports_in(
-    node: ast.AST, around: tuple[ast.AST, ...], certain: bool = True
-) -> Iterator[_Import]:
+def _imports_in(names: Names) -> Iterator[_Import]:
     """Every import, in order, with the functions and classes around it."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            yield _Import(child, around, certain)
-        elif isinstance(child, (*FUNCTIONS, ast.ClassDef)):
-            yield from _imports_in(child, (*around, child))
-        elif isinstance(child, _BLOCKS):
-            yield from _imports_in(child, around, certain and not isinstance(child, _CONDITIONS))
+    for node in of_kind(nodes_below(names.tree), ast.Import, ast.ImportFrom):
+        outer = names.outer(node, *_BODIES, *_CONDITIONS)
+        around = tuple(of_kind(outer[::-1], *_BODIES))
+        yield _Import(node, around, not (outer and isinstance(outer[0], _CONDITIONS)))
 
 
 def _around(tree: ast.Module, line: int) -> tuple[ast.AST, ...]:
     """The functions whose bodies hold a line, outermost first, and the classes around those."""
-    return tuple(
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (*FUNCTIONS, ast.ClassDef))
-        and node.body[0].lineno <= line <= (node.end_lineno or 0)
-    )
-
-
-def unused_imports(
-    tree: ast.Module,
-    after: ast.Module,
-    rewritten: list[ModuleFinding],
-    lines: Sequence[str],
-    leaving: str = "",
-) -> set[ast.alias]:
-    """Imported names that nothing uses any more.
-
-    after: the module with its places rewritten. leaving: a package whose plain imports count too,
-    and those that nothing used.
-    """
-    quoted = _quoted_words(tree, lines)
-    places = [place for place in rewritten if place.fix and place.fix.to]
-    nodes = {place.node for place in places}
-    roots = {re.split(r"\W", lines[place.line - 1][place.column :])[0] for place in places}
-    old, new = ([n for n in ast.walk(t) if isinstance(n, FUNCTIONS)] for t in (tree, after))
-    then: dict[ast.AST, ast.AST] = dict(zip(old, new, strict=True))
-    unused: set[ast.alias] = set()
-    for known in _imports_in(tree, ()):
-        inner = known.around[-1] if known.around else None
-        read, bound = _names_used(then.get(inner or tree, after))
-        for alias in known.node.names:
-            is_plain = isinstance(known.node, ast.Import) and alias.asname is None
-            local = alias.asname or alias.name.partition(".")[0]
-            package = ast.Import([alias]) if isinstance(known.node, ast.Import) else known.node
-            is_left = leaving in imported_packages(package)
-            goes = alias in nodes or (local in roots and local not in bound)
-            if local not in read and (is_left or (goes and not is_plain and local not in quoted)):
-                unused.add(alias)
-    return unused
+    return tuple(n for n in of_kind(ast.walk(tree), *_BODIES)
+                 if n.body[0].lineno <= line <= n.end_lineno)  # fmt: skip
 
 
 def _names_used(tree: ast.AST) -> tuple[set[str], set[str]]:
     """The names that a module or function reads, and those that it assigns."""
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    names = of_kind(ast.walk(tree), ast.Name)
     read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
     return read, {node.id for node in names if not isinstance(node.ctx, ast.Load)}
 
 
 def _quoted_words(tree: ast.Module, lines: Sequence[str]) -> set[str]:
     """Words in texts (`__all__`, annotations) and in a notebook's magics."""
-    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+    texts = [n.value for n in of_kind(ast.walk(tree), ast.Constant)]
     masked = [line for line in lines if MASK in line]
     short = [text for text in texts if isinstance(text, str) and len(text) < _LONG_TEXT]
     return set(re.findall(r"\w+", " ".join([*short, *masked])))

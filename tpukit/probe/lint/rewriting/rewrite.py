@@ -15,10 +15,10 @@ from tpukit.probe.lint.rewriting.calls import (
     is_about_arguments,
     moved_text,
 )
-from tpukit.probe.lint.rewriting.imports import ImportEdits, unused_imports
+from tpukit.probe.lint.rewriting.imports import ImportEdits
 from tpukit.probe.lint.rewriting.text import Edit, SourceText, without
 from tpukit.probe.lint.source import parse_python
-from tpukit.probe.lint.syntax import NAMED
+from tpukit.probe.lint.syntax import NAMED, of_kind
 
 _LITERAL = re.compile(r"[rbu]*(['\"])(?s:.*)\1|\d+", re.I)
 _PYTHON_TYPES = {"unicode": "str"}
@@ -49,7 +49,7 @@ def rewrite(
         return text, []
     dropped = rewriter.imports.doubled()
     if not exports:
-        dropped |= unused_imports(tree, after, fixed, text.split("\n"), leaving)
+        dropped |= rewriter.imports.unused(after, fixed, text.split("\n"), leaving)
     # An import of an old name is rewritten only where all its uses are.
     fixed = [place for place in fixed if place.node not in rewriter.old_names - dropped]
     result = rewriter.text(dropped, is_last=True).removesuffix(end)
@@ -62,12 +62,13 @@ class _Rewriter:
 
     def __init__(self, source: SourceText, tree: ast.Module) -> None:
         self.source = source
-        self.imports = ImportEdits(tree, Names(tree))
+        names = Names(tree)
+        self.imports = ImportEdits(names)
         self.old_names: set[ast.AST] = set()
         """Imported names of which only the uses are rewritten."""
         self._tree = tree
-        self._parents = {c: node for node in ast.walk(tree) for c in ast.iter_child_nodes(node)}
-        self._imports = [node for node in self._parents if isinstance(node, _IMPORTS)]
+        self._parents = names.parents
+        self._imports = of_kind(names.parents, *_IMPORTS)
         self._edits: list[Edit] = []
         self._arguments: dict[ast.Call, Arguments] = {}
         self._renamed: set[ast.expr] = set()
@@ -89,8 +90,7 @@ class _Rewriter:
         return isinstance(node, NAMED) and self._used(node, fix, place)
 
     def _used(self, node: ast.Name | ast.Attribute, fix: Fix, place: ModuleFinding) -> bool:
-        outer = self._parents[node]
-        call = outer if isinstance(outer, ast.Call) and outer.func is node else None
+        call = self.imports.names.call_of(node)
         if call and fix.special in ("removed", "sync"):
             return self._statement(call, fix, place.line)
         if call and fix.special in IN_PLACE:

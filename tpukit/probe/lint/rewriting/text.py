@@ -8,6 +8,8 @@ import tokenize
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tpukit.probe.lint.syntax import characters
+
 Span = tuple[int, int]
 _SPACE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
@@ -38,15 +40,15 @@ class SourceText:
         return self.text[start:end]
 
     def _at(self, line: int, byte: int) -> int:
-        """The tree counts bytes of UTF-8."""
-        start, end = self.starts[line - 1], [*self.starts[line : line + 1], len(self.text)][0]
-        data = self.text[start:end].encode("utf-8", errors="replace")[:byte]
-        return start + len(data.decode("utf-8", errors="replace"))
+        start, end = self._line_span(line, line)
+        return start + characters(self.text[start:end], byte)
 
     def lines_around(self, first: ast.stmt, last: ast.stmt) -> Span:
         """Where the first line of some statements begins, and the line behind them."""
-        line = last.end_lineno or last.lineno
-        return self.starts[first.lineno - 1], [*self.starts[line : line + 1], len(self.text)][0]
+        return self._line_span(first.lineno, last.end_lineno or last.lineno)
+
+    def _line_span(self, first: int, last: int) -> Span:
+        return self.starts[first - 1], [*self.starts[last : last + 1], len(self.text)][0]
 
     def arguments(self, call: ast.Call) -> tuple[int, list[Span]]:
         """Where the first argument of a call may stand, and the spans of all, with brackets."""
@@ -55,16 +57,11 @@ class SourceText:
         function = self.span(call.func)[1] - start
         depth, opened, spans, is_new = 0, end, [], True
         for token in tokenize.generate_tokens(io.StringIO(inside.text, newline="").readline):
-            at, stop = (
-                inside.starts[line - 1] + column for line, column in (token.start, token.end)
-            )
+            at, stop = (inside.starts[line - 1] + column for line, column in token[2:4])
             if at < function or token.type in _SPACE or not (depth or token.string == "("):
                 continue
-            depth += (
-                (token.string in "([{") - (token.string in ")]}")
-                if token.type == tokenize.OP
-                else 0
-            )
+            if token.type == tokenize.OP:
+                depth += (token.string in "([{") - (token.string in ")]}")
             if not depth:
                 break
             if depth == 1 and opened == end:
