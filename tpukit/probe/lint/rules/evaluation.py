@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tpukit.probe.lint.rules.roles import EVALUATION_LOADER, OTHER_MODEL
+from tpukit.probe.lint.rules.roles import EVALUATION_LOADER, MODEL, OTHER_MODEL
 from tpukit.probe.lint.rules.rule import Found, Rule
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
@@ -28,7 +28,8 @@ _NO_GRADIENTS = re.compile(
     r"no_grad|inference_mode|set_grad_enabled|requires_grad|(?<!zero_)grad\("
 )
 _EVALUATION = re.compile(r"\.train\((?:mode=)?(?:True|False|\w*(?:mode|train)\w*)\)|\.training\b")
-_MODEL = r"(\w*(?:model|net|classif)\w*)"
+_OF_A_MODEL = re.compile(rf"(?:self\.)?({MODEL.pattern})\b", re.I)
+_RUNS_A_MODEL = re.compile(rf"{MODEL.pattern}\.?\w*\(", re.I)
 
 
 class NeverInEval(Rule):
@@ -163,8 +164,7 @@ def _evaluations(node: Any) -> list[ast.Call]:
 def _model_called(loop: ast.AST) -> str:
     """What a loop calls that is named as a model: `model(x)`, `net.loss(x)`."""
     functions = (source_text(call.func) for call in calls_in(loop))
-    roots = (re.match(rf"(?:self\.)?{_MODEL}\b", text, re.I) for text in functions)
-    return next((root[1] for root in roots if root), "")
+    return next((root[1] for root in map(_OF_A_MODEL.match, functions) if root), "")
 
 
 def _calibrates(loop: ast.AST) -> bool:
@@ -173,4 +173,4 @@ def _calibrates(loop: ast.AST) -> bool:
     kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
     used = [n.value for n in of_kind(nodes, *kinds) if n.value]
     used += [value for call in calls_of("append", nodes) for value in call.args]
-    return not any(re.search(rf"{_MODEL}\.?\w*\(", source_text(u), re.I) for u in used)
+    return not any(map(_RUNS_A_MODEL.search, map(source_text, used)))

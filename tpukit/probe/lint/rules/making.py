@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from tpukit.probe.lint.rules.code import SCHEDULERS, is_loader
+from tpukit.probe.lint.rules.roles import EVALUATION_SET
 from tpukit.probe.lint.rules.rule import Found, Rule
 from tpukit.probe.lint.syntax import (
     argument,
@@ -204,7 +205,7 @@ class SamplerWithoutEpoch(Rule):
             argument(node, "shuffle"), False
         ):
             return
-        evaluates = node.args and re.search(r"val|test|eval", source_text(node.args[0]), re.I)
+        evaluates = node.args and EVALUATION_SET.search(source_text(node.args[0]))
         text = self.code.text
         if _EPOCHS.search(text) and not evaluates and not _SETS_EPOCH.search(text):
             yield node.func, "DistributedSampler(...)"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tpukit.knowledge.calls import name_group
 from tpukit.probe.lint.guards import early_test
 from tpukit.probe.lint.rules.code import Code
-from tpukit.probe.lint.rules.roles import EVALUATES, MASTER, ONE_RANK, RANK
+from tpukit.probe.lint.rules.roles import EVALUATES, EVALUATION_SET, MASTER, MODEL, ONE_RANK, RANK
 from tpukit.probe.lint.rules.rule import TORCH, TPU, Found, Rule
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
@@ -43,7 +43,7 @@ _BY_ENVIRONMENT = re.compile(
 
 _PAIRED = ("rendezvous", "barrier", "wait_for_everyone")
 """Two in a function, one of them on the other ranks, let one rank go first."""
-_SHARE = re.compile(r"DistributedSampler\(\s*(?:dataset=)?\w*(?:val|test|eval|dev)", re.I)
+_SHARE = re.compile(rf"DistributedSampler\(\s*(?:dataset=)?\w*(?:{EVALUATION_SET.pattern})", re.I)
 _AGREES = re.compile(
     r"all_reduce|all_gather|broadcast|\breduce\(|gather\(|AverageMeter|torchmetrics"
 )
@@ -51,7 +51,6 @@ _OWN_LOSS = re.compile(r"early|patience|no_improve|stop", re.I)
 """A test of a rank's own metric."""
 _SHARDS = re.compile(r"fsdp|fully_?shard|deepspeed|zero_?[23]|tensor_parallel", re.I)
 """Text of a module whose ranks hold parts of the model, which accelerate collects."""
-_MODEL = re.compile(r"(?:self\.)?\w*(?:model|net)\w*", re.I)
 _OTHERS = re.compile(r"\bnot\s+(?:[\w.]+\.)?is_\w+")
 _LEAVE_LOOP = (MASTER, _OWN_LOSS)
 
@@ -356,4 +355,6 @@ def _collective_methods() -> frozenset[str]:
 
 
 def _runs_a_model(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and bool(_MODEL.fullmatch(source_text(node.func)))
+    return isinstance(node, ast.Call) and bool(
+        MODEL.fullmatch(source_text(node.func).removeprefix("self."))
+    )

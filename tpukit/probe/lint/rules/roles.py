@@ -17,10 +17,13 @@ EVALUATION_LOADER = re.compile(
 )
 EVALUATES = re.compile(r"eval|valid|test|predict|infer|generat|bleu", re.I)
 """A function's name."""
+EVALUATION_SET = re.compile(r"val|test|eval|dev(?!ice)", re.I)
+"""The name of a data set that is handed to a sampler."""
 EVALUATION_DATA = re.compile(
     r"(?:^|[^a-z])(?:val(?!ue)|eval|test|dev(?!ice)|pred|infer|subm|sub(?:$|_)|holdout|oof|score)"
 )
 TRAINING_DATA = re.compile(r"(?<!s)train|(?:^|_)trn?(?:$|_)")
+MODEL = re.compile(r"\w*(?:model|net|classif)\w*", re.I)
 OTHER_MODEL = re.compile(r"ema|teacher|target|averag|swa|frozen|lpips", re.I)
 """A model that a loop does not train."""
 LOSS = re.compile(r"loss", re.I)

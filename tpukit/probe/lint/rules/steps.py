@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from tpukit.probe.lint.guards import ends
 from tpukit.probe.lint.rules.code import Code
-from tpukit.probe.lint.rules.roles import LOADS_DATA, LOSS, off_tpu
+from tpukit.probe.lint.rules.roles import LOADS_DATA, LOSS, MODEL, off_tpu
 from tpukit.probe.lint.rules.rule import TPU, XLA, Found, Rule
 from tpukit.probe.lint.syntax import (
     ELSEWHERE,
@@ -217,7 +217,7 @@ class SyncInStep(_OfSteps):
                     yield cut.func, f"{source_text(cut)[:40]} before backward()"
                 return
             else:
-                forward |= re.search(r"model|net", source_text(call.func), re.I) is not None
+                forward |= MODEL.search(source_text(call.func)) is not None
 
 
 class GrowingShape(_OfSteps):
