@@ -1,5 +1,7 @@
 """The rules that look for no name, and the one walk that hands them the nodes of a module."""
 
+import ast
+
 from tpukit.probe.lint.finding import ModuleFinding
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.rules import evaluation, making, ranks, steps, training, xla
@@ -39,14 +41,17 @@ def find_by_rules(module: Module, names: Names, *, to_xla: bool = False) -> list
     assert module.tree is not None
     code = Code(module.tree, names, module.text, to_xla)
     kinds = (*RANKS, *ON_TPU) if to_xla else RULES
-    rules = [kind(code) for kind in kinds if kind.concerns(code)]
-    by_kind = {kind: [rule for rule in rules if kind in rule.nodes]
-               for kind in {kind for rule in rules for kind in rule.nodes}}  # fmt: skip
-    found = [(rule, each) for node in (nodes_below(module.tree) if rules else ())
-             for rule in by_kind.get(type(node), ()) for each in rule.visit(node)]  # fmt: skip
-    found += [(rule, each) for rule in rules for each in rule.end()]
-    places = (_finding(rule, module.span(node), old) for rule, (node, old) in found)
-    return list(dict.fromkeys(places))
+    rules = [each(code) for each in kinds if each.concerns(code)]
+    by_kind: dict[type[ast.AST], list[Rule]] = {}
+    for rule in rules:
+        for kind in rule.nodes:
+            by_kind.setdefault(kind, []).append(rule)
+    found: dict[ModuleFinding, None] = {}
+    for node in nodes_below(module.tree) if rules else ():
+        for rule in by_kind.get(type(node), ()):
+            for place, old in rule.visit(node):
+                found[_finding(rule, module.span(place), old)] = None
+    return list(found)
 
 
 def _finding(rule: Rule, span: tuple[int, int, int, int], old: str) -> ModuleFinding:

@@ -292,40 +292,30 @@ class SavesOnEveryRank(_OfRanks):
         'model = nn.parallel.DistributedDataParallel(model)\ntorch.save(model.state_dict(), "a.pt")'
     )
     right = wrong.replace("torch.save", "if rank == 0:\n    torch.save")
-    nodes = (ast.Call,)
-
-    def __init__(self, code: Code) -> None:
-        super().__init__(code)
-        self._calls: list[tuple[str, str]] = []
-        """Function, and what it calls on any rank."""
-        self._saves: list[tuple[ast.Call, str]] = []
-        """Calls of `torch.save` on any rank, and their functions."""
 
     def visit(self, node: Any) -> Iterator[Found]:
-        """Notes what every rank calls, and what it saves to one file."""
         code = self.code
-        prepares = "accelerator.prepare(" in code.text
-        if not (prepares or code.part(Meetings).wraps) or code.runs_under(ONE_RANK, node):
+        if "accelerator.prepare(" not in code.text and not code.part(Meetings).wraps:
             return
-        function = code.body_around(node)
-        where = getattr(function, "name", "")
-        given = [a.id for a in node.args if isinstance(a, ast.Name)]  # `spawn(main)`
-        self._calls += [(where, name) for name in (called_name(node), *given)]
-        if "torch.save" in code.names.anywhere(node.func):
-            ifs = filter(early_test, of_kind(nodes_below(function), ast.If))
-            is_one = any(ONE_RANK.search(source_text(each.test)) for each in ifs)
-            if not is_one and not RANK.search(source_text(node) + where):
-                self._saves.append((node, where))
-        yield from ()
-
-    def end(self) -> Iterator[Found]:
-        """Files that every rank writes at once."""
+        # What every rank calls, and the functions that it reaches; `spawn(main)` as well.
+        calls = [call for call in calls_in(node) if not code.runs_under(ONE_RANK, call)]
+        where = {call: getattr(code.body_around(call), "name", "") for call in calls}
+        links = {(where[call], called_name(call)) for call in calls}
+        links |= {(where[call], a.id) for call in calls for a in of_kind(call.args, ast.Name)}
         reached = {""}
-        while more := {to for by, to in self._calls if by in reached} - reached:
+        while more := {to for by, to in links if by in reached} - reached:
             reached |= more
-        for node, where in self._saves:
-            if where in reached:
-                yield node.func, source_text(node)[:60]
+        for call in (call for call in calls if where[call] in reached):
+            is_save = "torch.save" in code.names.anywhere(call.func)
+            if is_save and not self._is_of_one_rank(call, where[call]):
+                yield call.func, source_text(call)[:60]
+
+    def _is_of_one_rank(self, call: ast.Call, function: str) -> bool:
+        """By an early return above it, or by the name of the file or the function."""
+        around = self.code.body_around(call)
+        ifs = filter(early_test, of_kind(nodes_below(around), ast.If))
+        is_one = any(ONE_RANK.search(source_text(each.test)) for each in ifs)
+        return is_one or RANK.search(source_text(call) + function) is not None
 
 
 def _is_wrap(meanings: Sequence[str], brackets: str = "") -> bool:

@@ -64,10 +64,6 @@ class Rule:
         """What is wrong at a node of one of the types."""
         raise NotImplementedError
 
-    def end(self) -> Iterator[Found]:
-        """What only the whole module shows."""
-        yield from ()
-
 
 @lru_cache(maxsize=1)
 def _import_lines(text: str) -> str:
