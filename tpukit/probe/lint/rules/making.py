@@ -105,7 +105,9 @@ class DropoutAlwaysOn(_OfClass):
     wrong = "class Net(nn.Module):\n    def forward(self, x):\n        return F.dropout(x, 0.5)"
     right = wrong.replace("0.5", "0.5, training=self.training")
     words = ("dropout", "forward")
-    sign = re.compile(r"(?:[Fl]\.|(?<![\w.]))dropout(?:2d)?\((?![^)]*training)")
+    sign = re.compile(
+        r"dropout(?:2d)?\((?:(?<=[Fl]\.dropout\()|(?<![\w.]dropout\())(?![^)]*training)"
+    )
 
     def in_class(self, node: ast.ClassDef) -> Iterator[Found]:
         functions = of_kind(nodes_below(node), ast.FunctionDef)
