@@ -125,13 +125,15 @@ def _texts_of(
             continue
         name = lines[number]
         explanation = found.get(name, texts[name])
-        is_within = first <= explanation.line <= explanation.last <= raised.last_line + 1
-        if raised.is_handled and is_within:
-            explanation = replace(explanation, mild=True)
         # What stands below an exception's line can be a part of its message.
         is_weak = explanation.role != "cause" or explanation.last_resort
         if number > raised.line.number and is_weak:
             continue
+        is_within = first <= explanation.line <= explanation.last <= raised.last_line + 1
+        if raised.is_handled and is_within:
+            # Without a level it may be all that the log says.
+            is_warned_of = raised.line.level in ("W", "I")
+            explanation = replace(explanation, mild=is_warned_of, last_resort=not is_warned_of)
         if number in ends and explanation.role != "consequence" and not explanation.shown:
             below = explanation.entry.below
             narrower = (r for r in rules if r.id in below and _matched(r, raised) is not None)

@@ -273,14 +273,11 @@ class TracebackReader:
     def _add(self, name: str, message: str, line: Line, reader: _Reader) -> None:
         message = message.strip().translate(_PLAIN)
         raised = Raised(name, message, line, reader.frames, reader.first_line, line.number)
-        link, last = reader.link, reader.last
         if reader.is_open:
             raised.is_handled = reader.is_handled
         else:
             raised.frames, raised.first_line = [], line.number
-            raised.is_handled = (
-                last is not None and last.is_handled and last.last_line + 1 == line.number
-            )
+        link, last = reader.link, reader.last
         reader.is_open, reader.awaits_code, reader.link, reader.frames = False, False, "", []
         if last is not None and link in ("caused", "during"):
             raised.source, raised.while_handling = last, link == "during"
