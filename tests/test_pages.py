@@ -1,5 +1,6 @@
 """What pages name exists: commands and options, links, files, `make` targets, public names."""
 
+import dataclasses
 import re
 import shlex
 from collections import Counter
@@ -10,7 +11,9 @@ import pytest
 
 import tpukit
 from tpukit.cli import COMMANDS, load_command
+from tpukit.registry.classes import find_task
 from tpukit.registry.declared import registered
+from tpukit.train.config import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -68,6 +71,22 @@ def unknown(text):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_have_the_options_that_pages_give(page):
     assert [*unknown(page.read_text(encoding="utf-8"))] == []
+
+
+@cache
+def settings():
+    """What `--set` takes: fields of the training's settings and of the installed tasks'."""
+    kinds = (TrainConfig, *(find_task(name).options for name in registered()))
+    return {field.name for kind in kinds for field in dataclasses.fields(kind)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_settings_that_pages_give_exist(page):
+    text = page.read_text(encoding="utf-8")
+    declared = set(re.findall(r"^    (\w+): |\b(\w+)=[\w\"']+[,)]", text, re.MULTILINE))
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if ".py:" not in line]
+    named = {name for line in lines for name in re.findall(r"--set '?([a-z_0-9]+)=", line)}
+    assert sorted(named - settings() - {name for pair in declared for name in pair}) == []
 
 
 def test_an_option_that_does_not_exist_is_found():
