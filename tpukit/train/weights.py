@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -194,6 +195,35 @@ def describe(content: Any) -> str:
     entries = [f"{str(k)[:40]} ({type(v).__name__})" for k, v in list(content.items())[:SHOWN]]
     more = f" and {len(content) - SHOWN} more" if len(content) > SHOWN else ""
     return f"a dict with {', '.join(entries)}{more}" if entries else "an empty dict"
+
+
+# -- files of which no host holds the model ------------------------------------------------------
+@torch.library.custom_op("tpukit::read_tensor", mutates_args=())
+def _read_tensor(file: str, name: str, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with safe_open(file, "pt") as opened:
+        kept = opened.get_tensor(name)
+    if device.type == "meta":
+        return torch.empty(kept.shape, dtype=dtype, device=device)
+    found: Tensor = kept.to(dtype, copy=True)  # the file may be replaced
+    return found
+
+
+def read_tensor(file: Path, name: str, dtype: torch.dtype) -> Tensor:
+    """A tensor of a safetensors file, on the CPU. Where a model is made later, so is it: this is an
+    operator that makes tensors, as `torch.empty` is one."""
+    found: Tensor = _read_tensor(str(file), name, dtype=dtype, device=torch.device("cpu"))
+    return found
+
+
+def tensor_names(file: Path) -> list[str]:
+    """The tensors of a file."""
+    with safe_open(file, "pt") as opened:
+        return list(opened.keys())
+
+
+def are_made_later() -> bool:
+    """Whether large tensors have no values yet: of a model that no host holds."""
+    return torch.empty(2**20).is_meta
 
 
 # -- for code that knows nothing of tpukit -------------------------------------------------------

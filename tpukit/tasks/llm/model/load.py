@@ -10,10 +10,11 @@ from shlex import quote
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.hub.models import download, is_on_hub, without_output
@@ -21,6 +22,7 @@ from tpukit.tasks.llm.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.llm.data.tokenizer import Tokenizer
 from tpukit.tasks.llm.model.lean import ATTENTION
 from tpukit.tasks.llm.model.sizes import named_sizes, parse_model_size
+from tpukit.train.weights import are_made_later, read_tensor, tensor_names
 
 WHAT_INIT_TAKES = (
     "--init takes a Hugging Face directory (config.json, model.safetensors), or a name on the hub."
@@ -174,7 +176,8 @@ def load_lm(
         config = shape.config
         set_dropout(config, dropout)
         if folder:
-            lm = _read(config, folder, dtype, attention)
+            later = _read_later(config, folder, dtype, attention) if are_made_later() else None
+            lm = later or _read(config, folder, dtype, attention)
         else:
             try:
                 lm = _drawn(config, dtype, attention, drawn=drawn)
@@ -202,6 +205,46 @@ def _drawn(
     for parameter in lm.parameters():  # buffers stay exact
         parameter.data = parameter.data.to(dtype)
     return lm
+
+
+def _read_later(
+    config: PretrainedConfig, folder: Path, dtype: torch.dtype, attention: str
+) -> PreTrainedModel | None:
+    """A model whose tensors are read one at a time, as they are needed.
+
+    None where transformers has more to do than to read them: names of the files that are not the
+    model's, parts that stay in fp32, quantization.
+    """
+    kept = _files_of_tensors(folder)
+    lm = _drawn(config, dtype, attention, drawn=False)
+    own = lm.state_dict(keep_vars=True)
+    first = {id(tensor): name for name, tensor in reversed(own.items())}
+    is_plain = kept.keys() == set(first.values()) and not (
+        any(not isinstance(tensor, nn.Parameter) for tensor in own.values())
+        or getattr(config, "quantization_config", None)
+        or lm._keep_in_fp32_modules
+        or lm._keep_in_fp32_modules_strict
+    )
+    if not is_plain:
+        return None
+    for name, file in kept.items():
+        value = read_tensor(file, name, own[name].dtype)
+        if value.shape != own[name].shape:
+            return None
+        own[name].data = value
+    lm.name_or_path = lm.config._name_or_path = str(folder)
+    return lm.eval()  # as transformers returns it
+
+
+def _files_of_tensors(folder: Path) -> dict[str, Path]:
+    """Where transformers reads each tensor; empty where it has another way."""
+    whole, index = folder / SAFE_WEIGHTS_NAME, folder / SAFE_WEIGHTS_INDEX_NAME
+    if whole.is_file():
+        return dict.fromkeys(tensor_names(whole), whole)
+    if index.is_file():
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: folder / file for name, file in places.items()}
+    return {}
 
 
 def _read(
