@@ -172,18 +172,16 @@ class _Finder:
 
     def old_forms(self) -> None:
         """Old forms of calls that have no qualified name."""
-        assert self.module.tree is not None
         if any(form.search(self.module.text) for form in self.table.forms):
-            forms = find_old_forms(self.module.tree, self.names)
+            forms = find_old_forms(self.names)
             if {"cuda-text", "move-device-text"} & self.table.by_form.keys():
-                forms = chain(forms, find_cuda_forms(self.module.tree, self.names))
-            for node, id, name in forms:
+                forms = chain(forms, find_cuda_forms(self.names))
+            for node, id, text in forms:
                 row = self.table.by_form.get(id)
-                old = f"x.{name}(scalar, y)" if id == "scalar-first" else name
                 if row is not None:
                     is_text = row.fix is not None and row.fix.special == "text"
                     fix = None if is_text and isinstance(node, ast.Name) else row.fix
-                    self._add(row, node, old, name, fix)
+                    self._add(row, node, text, text, fix)
 
     def shell_lines(self) -> None:
         """Commands and variables in a notebook's magics and shell lines."""

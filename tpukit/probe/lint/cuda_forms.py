@@ -50,8 +50,9 @@ _COMES_BACK = re.compile(r"\.(?:cpu|numpy)\(\)")
 _ASKS = ("is_available", "device_count")
 
 
-def find_cuda_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
+def find_cuda_forms(names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     """(place, row's id, text) of each."""
+    tree = names.tree
     nodes = nodes_below(tree)
     kept = {holder(c) for c in calls_of("append", nodes) if _COMES_BACK.search(source_text(c))}
     within = ((node, id) for node, id in _within(tree, names, in_forward=False)

@@ -13,15 +13,15 @@ _POSITIONAL = {"add_": 2, "sub_": 2, "addcmul_": 3, "addcdiv_": 3}
 _LOSS_ITEM = re.compile(r"loss\w*\.data\[0\]$", re.I)
 
 
-def find_old_forms(tree: ast.Module, names: Names) -> Iterator[tuple[ast.expr, str, str]]:
-    """(place, row's id, name) of each."""
+def find_old_forms(names: Names) -> Iterator[tuple[ast.expr, str, str]]:
+    """(place, row's id, text) of each."""
     of_tokenizers = rule_data("methods")
-    for child in nodes_below(tree):
+    for child in nodes_below(names.tree):
         if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
             method = child.func.attr
             given = len(child.args)
             if given == _POSITIONAL.get(method) and not child.keywords:
-                yield child.func, "scalar-first", method
+                yield child.func, "scalar-first", f"x.{method}(scalar, y)"
             elif method in of_tokenizers:
                 yield child.func, of_tokenizers[method], f"tokenizer.{method}()"
             elif method == "next" and _iterates_a_loader(child, names):
