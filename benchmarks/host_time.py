@@ -96,12 +96,11 @@ def task_of(model: Model, width: str) -> Any:
     settings = {**model.full, **(model.narrow if width == "narrow" else {})}
     if model.task != "eit" or width == "full":
         return load_task(model.task, settings, "/nonexistent").for_probing()
-    from tpukit.tasks.eit.model.lean import lean_network
-    from tpukit.tasks.eit.model.network import SIZES
+    from tpukit.tasks.eit.model.network import SIZES, make_network
 
     task = load_task("eit", model.full, "/nonexistent").for_probing()
     task.shape = dataclasses.replace(SIZES["published"], **model.narrow)
-    task.build_model = lambda ops: lean_network(task.shape, ops)
+    task.build_model = lambda ops: make_network(task.shape, ops)
     return task
 
 

@@ -21,8 +21,7 @@ from tpukit.tasks.eit.data.dataset import (
 )
 from tpukit.tasks.eit.generate import SimulatedData
 from tpukit.tasks.eit.model.diffusion import Diffusion
-from tpukit.tasks.eit.model.lean import lean_network
-from tpukit.tasks.eit.model.network import Network, fit_images
+from tpukit.tasks.eit.model.network import Network, fit_images, make_network
 from tpukit.tasks.eit.model.published import load_published, read_published
 from tpukit.tasks.eit.predict import Log, Trained, image_file, predict_images
 from tpukit.tasks.eit.settings import TRAINING, EITConfig, SamplingOptions
@@ -107,7 +106,7 @@ class EITTask(Task):
         return type(self)(normalisation=normalisation, **asdict(self.settings))
 
     def build_model(self, ops: ModelOps) -> Network:
-        return lean_network(self.settings.network, ops)
+        return make_network(self.settings.network, ops)
 
     def initialize(self, model: nn.Module, data: Datasets) -> None:
         """The smaller networks start from ridge regression of images on voltages."""

@@ -1,7 +1,10 @@
-"""The published network's parts: their parameters by their published names, and their arithmetic.
+"""The network's parts: their parameters by their published names, and leaner arithmetic.
 
-Tokens are (batch, positions, width), rows of the grid first; the condition, the embedded diffusion
-time, is (batch, width). `tpukit.tasks.eit.model.lean` holds the same parts with leaner arithmetic.
+Tokens are (batch, positions, width), in the order of nested quadrants (`quadrant_order`); the
+condition, the embedded diffusion time, is (batch, width).
+
+- Attention and recomputation are asked of the hardware (`ModelOps`).
+- A norm, its gain and its modulation are one scale and one shift of the token.
 
 Source: Shi, Kang and Liatsis, IEEE TIM 2025, doi 10.1109/TIM.2025.3550245; adaLN-Zero: Peebles and
 Xie, DiT, 2023; windows: Liu et al., Swin Transformer, 2021.
@@ -15,9 +18,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tpukit.hardware.backend import ModelOps
+
 TIME_CODE_WIDTH = 256
 MLP_RATIO = 4
 LONGEST_PERIOD = 10_000.0
+SHORTEST = 1e-12
+"""Least norm that a token is divided by, as in `torch.nn.functional.normalize`."""
 
 
 def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -35,6 +42,17 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.normalize(x, dim=2) * self.g * self.root_width
+
+
+def modulated_norm(norm: RMSNorm, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """`modulate(norm(x), shift, scale)` with one scale and one shift for each channel.
+
+    x (batch, tokens, width); shift, scale (batch, width).
+    """
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SHORTEST)
+    factor = norm.g * norm.root_width * (1 + scale.unsqueeze(1))
+    modulated: Tensor = x / length * factor + shift.unsqueeze(1)
+    return modulated
 
 
 class TimeEmbedder(nn.Module):
@@ -58,15 +76,14 @@ class TimeEmbedder(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Cuts images (batch, channels, side, side) into patches and embeds each as a token."""
+    """Embeds patches of images, (batch, patches, channels patch^2), as tokens."""
 
     def __init__(self, channels: int, patch: int, width: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
 
-    def forward(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
-        return tokens
+    def forward(self, patches: Tensor) -> Tensor:
+        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
 
 
 class Mlp(nn.Module):
@@ -83,7 +100,7 @@ class Mlp(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over all tokens, as timm's `Attention` with fused attention."""
+    """Self-attention over all tokens of each row, as timm's `Attention`."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -91,15 +108,12 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def heads_of(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each (batch, heads, tokens, width / heads)."""
-        batch, tokens, width = x.shape
-        qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        return query, key, value
-
-    def forward(self, x: Tensor) -> Tensor:
-        attended = F.scaled_dot_product_attention(*self.heads_of(x))
+    def forward(self, x: Tensor, ops: ModelOps, bias: Tensor | None = None) -> Tensor:
+        batch, tokens, _ = x.shape
+        # Split before the heads are moved: the backward pass joins the three in one copy.
+        parts = self.qkv(x).view(batch, tokens, 3, self.heads, -1).unbind(2)
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        attended = ops.attention(query, key, value, bias)
         out: Tensor = self.proj(attended.transpose(1, 2).reshape(x.shape))
         return out
 
@@ -120,50 +134,48 @@ class BiasedAttention(Attention):
         table = self.relative_position_bias_table.index_select(0, index.reshape(-1))
         return table.view(*index.shape, self.heads).permute(2, 0, 1).unsqueeze(0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.heads_of(x)
-        logits = (query / math.sqrt(query.shape[-1])) @ key.transpose(-2, -1)
-        weights = (logits + self.bias(self.relative_position_index)).softmax(dim=-1)
-        out: Tensor = self.proj((weights @ value).transpose(1, 2).reshape(x.shape))
-        return out
-
 
 class WindowAttention(nn.Module):
-    """Self-attention within windows of window x window tokens of a square grid."""
+    """Self-attention within windows of window x window tokens, which are runs of them."""
 
-    def __init__(self, width: int, heads: int, grid: int, window: int) -> None:
+    index: Tensor
+
+    def __init__(self, width: int, heads: int, window: int) -> None:
         super().__init__()
-        self.grid = grid
         self.window = window
         self.attn = BiasedAttention(width, heads, window)
+        order = torch.from_numpy(quadrant_order(window))
+        index = self.attn.relative_position_index[order][:, order]
+        self.register_buffer("index", index.contiguous(), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        batch, _, width = x.shape
-        across = self.grid // self.window
-        cells = x.view(batch, across, self.window, across, self.window, width)
-        windows = cells.permute(0, 1, 3, 2, 4, 5).reshape(-1, self.window**2, width)
-        attended: Tensor = self.attn(windows)
-        cells = attended.view(batch, across, across, self.window, self.window, width)
-        return cells.permute(0, 1, 3, 2, 4, 5).reshape(x.shape)
+    def forward(self, x: Tensor, ops: ModelOps) -> Tensor:
+        windows = x.reshape(-1, self.index.shape[0], x.shape[-1])
+        attended: Tensor = self.attn(windows, ops, self.attn.bias(self.index))
+        return attended.view(x.shape)
 
 
 class ModulatedBlock(nn.Module):
-    """A transformer block whose norms and branches the condition modulates (adaLN-Zero)."""
+    """A transformer block whose norms and branches the condition modulates (adaLN-Zero); recomputed
+    in the backward pass, its attention the hardware's own."""
 
-    def __init__(self, width: int, attention: nn.Module) -> None:
+    def __init__(self, width: int, attention: nn.Module, ops: ModelOps) -> None:
         super().__init__()
         self.norm1 = RMSNorm(width)
         self.attn = attention
         self.norm2 = RMSNorm(width)
         self.mlp = Mlp(width)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+        self.ops = ops
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
-        modulation: Tensor = self.adaLN_modulation(c)
+        return self.ops.recompute(self.branches, x, self.adaLN_modulation(c))
+
+    def branches(self, x: Tensor, modulation: Tensor) -> Tensor:
+        """Both branches added; modulation is (batch, 6 width)."""
         shift1, scale1, gate1, shift2, scale2, gate2 = modulation.chunk(6, dim=1)
-        branch: Tensor = self.attn(modulate(self.norm1(x), shift1, scale1))
+        branch: Tensor = self.attn(modulated_norm(self.norm1, x, shift1, scale1), self.ops)
         x = x + gate1.unsqueeze(1) * branch
-        branch = self.mlp(modulate(self.norm2(x), shift2, scale2))
+        branch = self.mlp(modulated_norm(self.norm2, x, shift2, scale2))
         return x + gate2.unsqueeze(1) * branch
 
 
@@ -177,14 +189,12 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
-        half = math.isqrt(tokens) // 2
-        cells = x.view(batch, half, 2, half, 2, width).permute(0, 1, 3, 4, 2, 5)
-        merged: Tensor = self.reduction(self.norm(cells.reshape(batch, half * half, 4 * width)))
+        merged: Tensor = self.reduction(self.norm(x.view(batch, tokens // 4, 4 * width)))
         return merged
 
 
 class Upsample(nn.Module):
-    """Repeats each token 2x2 times, then maps it; published as an nn.Sequential's third entry."""
+    """Parameters of a map of tokens; published as an nn.Sequential's third entry."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -198,12 +208,9 @@ class Upsample(nn.Module):
         return conv
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, width = x.shape
-        side = math.isqrt(tokens)
-        image = x.transpose(1, 2).reshape(batch, width, side, 1, side, 1)
-        image = image.expand(-1, -1, -1, 2, -1, 2).reshape(batch, width, 2 * side, 2 * side)
-        out: Tensor = self.conv(image).flatten(2).transpose(1, 2)
-        return out
+        """Maps each token; it is repeated after that, with which mapping commutes."""
+        width = x.shape[-1]
+        return F.linear(x, self.conv.weight.view(width, width), self.conv.bias)
 
 
 class FinalLayer(nn.Module):

@@ -1,6 +1,11 @@
-"""The conditional diffusion network: a U of transformer blocks, in published form.
+"""The conditional diffusion network: a U of transformer blocks.
 
-`model.lean` has the same parameters, with the same names and values, and less work.
+It has the published parameters, names and values, and is the same function with less work:
+
+- Tokens lie in nested-quadrant order from the first layer to the last: windows, patch merging and
+  upsampling become reshapes, and nothing is copied to cut or join windows.
+- Mapping a token commutes with repeating it, so upsampled tokens are mapped before they are
+  repeated, and the skip is added instead of concatenated.
 """
 
 from __future__ import annotations
@@ -15,12 +20,17 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tpukit.hardware.backend import ModelOps
 from tpukit.tasks.eit.model.blocks import (
+    Attention,
     FinalLayer,
+    ModulatedBlock,
     PatchEmbed,
     PatchMerging,
     TimeEmbedder,
     Upsample,
+    WindowAttention,
+    quadrant_order,
     sine_cosine_grid,
 )
 from tpukit.train.task import SampleSource
@@ -111,15 +121,14 @@ class UNet(nn.Module):
         )
         self.mid = global_block()
 
-    def merge(self, merging: nn.Module, x: Tensor) -> Tensor:
-        """Halves the grid's side."""
-        merged: Tensor = merging(x)
-        return merged
-
     def join(self, upsample: nn.Module, linear: nn.Module, x: Tensor, skip: Tensor) -> Tensor:
         """Doubles the grid's side and takes in what was there on the way down."""
-        joined: Tensor = linear(torch.cat((upsample(x), skip), dim=2))
-        return joined
+        assert isinstance(linear, nn.Linear)
+        batch, tokens, width = x.shape
+        of_raised, of_skip = torch.split(linear.weight, width, dim=1)
+        raised = F.linear(upsample(x), of_raised, linear.bias).unsqueeze(2)
+        joined = F.linear(skip, of_skip).view(batch, tokens, 4, width) + raised
+        return joined.view(batch, 4 * tokens, width)
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         x = self.swinIn2(self.swinIn1(x, c), c)
@@ -127,7 +136,7 @@ class UNet(nn.Module):
         for stage in self.downs:
             merging, first, second = parts_of(stage)
             skips.append(x)
-            x = second(first(self.merge(merging, x), c), c)
+            x = second(first(merging(x), c), c)
         x = self.mid(x, c)
         for stage in self.ups:
             upsample, linear, first, second = parts_of(stage)
@@ -207,6 +216,9 @@ class Network(nn.Module):
     (batch, 1, side, side).
     """
 
+    order: Tensor
+    inverse: Tensor
+
     def __init__(self, config: NetworkConfig, unet: UNet) -> None:
         super().__init__()
         self.config = config
@@ -221,6 +233,9 @@ class Network(nn.Module):
         self.voltage_images = VoltageImages(config) if config.learned_channels else None
         self.refinement = Refinement(config) if config.refinement_channels else None
         initialise(self)
+        order = quadrant_order(config.grid)
+        self.register_buffer("order", torch.from_numpy(order), persistent=False)
+        self.register_buffer("inverse", torch.from_numpy(np.argsort(order)), persistent=False)
 
     def forward(self, images: Tensor, t: Tensor, voltage_map: Tensor) -> Tensor:
         c = self.t_embedder(t)
@@ -237,14 +252,39 @@ class Network(nn.Module):
 
     def predict(self, channels: Tensor, c: Tensor) -> Tensor:
         """The U's image from image and condition, stacked (batch, 2 or more, side, side)."""
-        x = self.x_embedder(channels) + self.pos_embed
-        return self.pixels(self.final_layer(self.blocks(x, c), c))
+        tokens = self.final_layer(self.blocks(self.embed(channels), c), c)
+        return self.pixels(reorder(tokens, self.inverse, self.order))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Patches of images as ordered tokens, with their positions."""
+        grid, patch = self.config.grid, self.config.patch
+        cells = images.view(len(images), -1, grid, patch, grid, patch).permute(0, 2, 4, 1, 3, 5)
+        patches = cells.reshape(len(images), grid * grid, -1)
+        tokens: Tensor = self.x_embedder(reorder(patches, self.order, self.inverse))
+        return tokens + self.pos_embed.index_select(1, self.order)
 
     def pixels(self, tokens: Tensor) -> Tensor:
         """Tokens' patches (batch, positions, patch^2) as images (batch, 1, side, side)."""
         side, grid, patch = self.config.image_side, self.config.grid, self.config.patch
         cells = tokens.view(-1, grid, grid, patch, patch).permute(0, 1, 3, 2, 4)
         return cells.reshape(-1, 1, side, side)
+
+
+class _Reorder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.inverse = inverse
+        return x.index_select(1, order)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient.index_select(1, ctx.inverse), None, None
+
+
+def reorder(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """Rows along dimension 1 in another order; backward, too, gathers instead of scattering."""
+    reordered: Tensor = _Reorder.apply(x, order, inverse)  # type: ignore[no-untyped-call]
+    return reordered
 
 
 def enlarge(images: Tensor, factor: int) -> Tensor:
@@ -284,6 +324,19 @@ def initialise(network: Network) -> None:
             nn.init.trunc_normal_(parameter, std=0.02)
         elif ".adaLN_modulation." in name or name.startswith(ZERO_AT_THE_START):
             nn.init.zeros_(parameter)
+
+
+def make_network(config: NetworkConfig, ops: ModelOps) -> Network:
+    """The network on the hardware of `ops`."""
+    width, heads = config.width, config.heads
+
+    def global_block() -> nn.Module:
+        return ModulatedBlock(width, Attention(width, heads), ops)
+
+    def window_block() -> nn.Module:
+        return ModulatedBlock(width, WindowAttention(width, heads, config.window), ops)
+
+    return Network(config, UNet(config, global_block, window_block))
 
 
 # -- where the smaller networks start: ridge regression of images on voltages ----------------------
