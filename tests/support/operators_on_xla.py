@@ -6,6 +6,7 @@ device is an error; then all are executed as one graph, and again with other val
 
 import functools
 import json
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -304,6 +305,29 @@ def gathers(backend) -> dict[str, list[bool]]:
     return found
 
 
+def programs_by_dtype(backend) -> list[str]:
+    """Reductions whose program is another one for a parameter that was sent than after `addcdiv_`
+    or `add_`."""
+    reductions = {
+        **{name: getattr(torch, name) for name in ("sum", "mean", "prod")},
+        **{f"{n} of rows": partial(getattr(torch, n), dim=-1) for n in ("sum", "mean", "prod")},
+        **{n: partial(getattr(torch, n), dim=-1)
+           for n in ("cumsum", "cumprod", "softmax", "log_softmax")},
+        "normalize": F.normalize,
+        "norm": torch.linalg.vector_norm,
+    }  # fmt: skip
+    sent = [backend.mesh.send(torch.rand(4, 8) + 1) for _ in range(4)]
+    sent[1].addcdiv_(sent[0], sent[0])
+    sent[2].add_(sent[0])
+    sent[3].add_(sent[0]).addcdiv_(sent[0], sent[0])
+    torch_xla.sync()
+    return [
+        name
+        for name, reduce in reductions.items()
+        if len({torch_xla._XLAC._get_graph_hash([reduce(tensor)]) for tensor in sent}) > 1
+    ]
+
+
 def programs(backend) -> dict[str, str]:
     """HLO of the gradients that are written here for the sake of the bytes they move."""
     x, weight, scale = (
@@ -363,6 +387,7 @@ def main() -> None:
     mixed, fused = attention_of_two_dtypes(backend), fused_attention(backend)
     found = {"errors": errors, "compilations": compilations, "mixed": mixed, "fused": fused}
     found["gathers"] = gathers(backend)
+    found["by dtype"] = programs_by_dtype(backend)
     found["writes"] = writes(backend)
     print(json.dumps({**found, "programs": programs(backend)}))
 

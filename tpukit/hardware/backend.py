@@ -191,9 +191,6 @@ class Devices(Protocol):
     def usage(self) -> DeviceUsage:
         """Memory, utilization and fallbacks so far, where the device and its driver report them."""
 
-    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
-        """Measures memory beyond what is used now, on the device or, on a CPU, of this process."""
-
     def compilations(self) -> int:
         """Number of graphs that this rank has compiled so far."""
 
@@ -339,6 +336,9 @@ class Backend(Devices, ModelSteps, Ranks, ModelOps, Protocol):
 
 class OpenedBackend(Backend, Protocol):
     """A backend for whoever opened it."""
+
+    def memory_meter(self) -> AbstractContextManager[ReadMemory]:
+        """Measures memory beyond what is used now, on the device or, on a CPU, of this process."""
 
     def close(self) -> None:
         """Releases process groups and worker threads. Safe to call twice."""

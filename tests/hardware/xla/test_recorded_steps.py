@@ -11,17 +11,11 @@ def case(*words, devices="1", **variables):
     return last_json(script("recorded_steps.py", *words, env=env, timeout=800))
 
 
-ENDS_NOW_AND_THEN = pytest.mark.xfail(
-    reason="a recorded program is given a buffer of another size, in two runs of three",
-    strict=False,
-)
-
-
 @pytest.mark.parametrize(
     ("words", "devices"),
     [
         (["12"], "2"),
-        pytest.param(["50"], "1", marks=[pytest.mark.slow, ENDS_NOW_AND_THEN]),
+        pytest.param(["50"], "1", marks=pytest.mark.slow),
         pytest.param(["50"], "8", marks=pytest.mark.slow),
         pytest.param(["50", "shard"], "8", marks=pytest.mark.slow),
     ],
@@ -56,9 +50,7 @@ def test_what_a_step_reads_in_python_counts():
     assert "reads values of the device at" in reads and "recorded_steps.py:" in reads
 
 
-@pytest.mark.parametrize(
-    "accumulate", ["1", pytest.param("2", marks=[pytest.mark.slow, ENDS_NOW_AND_THEN])]
-)
+@pytest.mark.parametrize("accumulate", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_what_happens_between_steps_counts(accumulate):
     """Layers frozen, other shapes, validation, loaded weights, tensors that are given others' data,
     shapes and types, or are replaced, a pending result."""

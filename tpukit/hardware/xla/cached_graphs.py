@@ -45,6 +45,11 @@ def handles(tensors: Sequence[Tensor]) -> list[int]:
     return _get_tensors_handle(tensors)  # type: ignore[no-any-return]
 
 
+def buffers(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The buffers themselves. While they are held, no other has their `handles`."""
+    return _get_tensors_xla_device_data_node(tensors)[1]  # type: ignore[no-any-return]
+
+
 def shardings(tensors: Sequence[Tensor]) -> list[str]:
     """How each is split over the devices: a program takes no other split, and does not look."""
     return _get_xla_sharding_specs(tensors)  # type: ignore[no-any-return]

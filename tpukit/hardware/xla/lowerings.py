@@ -468,12 +468,41 @@ def _gather(
     return torch.einsum("nlk,lmk->nlm", values, chosen)
 
 
+def _with_dtype(
+    original: Any, keys: Any, tensor: Tensor, *rest: Any, dtype: torch.dtype | None = None
+) -> Any:
+    """torch_xla forgets the dtype of a parameter that is sent, or written by a recorded program or
+    `addcdiv_`, and without one a reduction is another program: the second step of each shape would
+    be compiled again."""
+    if dtype is None and tensor.is_floating_point():
+        dtype = tensor.dtype
+    return original.call_boxed(keys, tensor, *rest, dtype=dtype)
+
+
+def _of_cast(original: Any, keys: Any, tensor: Tensor, *rest: Any) -> Any:
+    """Likewise, where no dtype is an argument."""
+    return original.call_boxed(keys, aten._to_copy(tensor, dtype=tensor.dtype), *rest)
+
+
+REDUCTIONS = (
+    "sum",
+    "sum.dim_IntList",
+    "mean",
+    "mean.dim",
+    "prod",
+    "prod.dim_int",
+    "cumsum",
+    "cumprod",
+)
+REDUCTIONS_WITHOUT_DTYPE = ("_softmax", "_log_softmax", "norm.ScalarOpt_dim")
 OVERRIDDEN: dict[str, tuple[Any, ...]] = {
     "expand": (_expand, "AutogradXLA"),
     "gather": (_gather, "AutogradXLA"),
     "index_put_": (_index_put_, "AutogradXLA", "XLA"),
     "avg_pool2d_backward": (_avg_pool2d_backward, "XLA"),
     "max_pool2d": (_max_pool2d, "AutogradXLA"),
+    **dict.fromkeys(REDUCTIONS, (_with_dtype, "XLA")),
+    **dict.fromkeys(REDUCTIONS_WITHOUT_DTYPE, (_of_cast, "XLA")),
     "native_batch_norm": (_native_batch_norm, "XLA"),
     "native_batch_norm_backward": (_native_batch_norm_backward, "XLA"),
 }

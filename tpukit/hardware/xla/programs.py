@@ -191,7 +191,8 @@ class XlaPrograms(StepPrograms[RecordedStep]):
         numbered = StepCall(step.function, step.batches, _numbered(step.numbers))
         before, drawn = PythonState(step.owner), host_state()
         self._sent, self._actions = [], []
-        found = self.recorder = GraphRecorder(self.device, step.given, self._seed)
+        again = known is not None and not known.problem
+        found = self.recorder = GraphRecorder(self.device, step.given, self._seed, again=again)
         watch = ReadWatch() if known is not None and known.problem else None
         try:
             with watch or nullcontext():

@@ -87,8 +87,10 @@ class StepPart:
 class GraphRecorder:
     """Executes the parts of a traced step."""
 
-    def __init__(self, device: str, given: Sequence[Tensor], seed: int) -> None:
-        """seed: the generator's state at the step's start."""
+    def __init__(
+        self, device: str, given: Sequence[Tensor], seed: int, *, again: bool = False
+    ) -> None:
+        """seed: the generator's state at the step's start. again: a recording was right before."""
         torch_xla.sync()  # every tensor has a buffer
         graphs.wait()
         self.device = device
@@ -106,8 +108,15 @@ class GraphRecorder:
         """By id the results that no tensor from before takes, with part and place."""
         self._made_values: list[tuple[Tensor, MadePlace]] = []
         """Their values, which a later part may take: held, so that none has another handle."""
+        self._brought: list[Tensor] = []
+        """Buffers of what each step brings: held for the same reason."""
+        self._holds = again
+        """Whether those of what outlives the step are held too. Not in a first recording: one that
+        is refused would compile another program, of results that share nothing."""
+        self._held_buffers: list[Tensor] = []
         self._reads = graphs.read_count()
         self.see(tensor for tensor in living_tensors() if id(tensor) not in CONSTANTS)
+        self._brought += graphs.buffers(given)
         for place, handle in enumerate(graphs.handles(given)):
             if handle in self._places or any(
                 id(tensor) not in self._given for tensor in self._held.get(handle, ())
@@ -123,6 +132,8 @@ class GraphRecorder:
         found = list(tensors)
         waits = graphs.are_pending(found)  # views, made anew when they were looked at
         found = [tensor for tensor, waiting in zip(found, waits, strict=True) if not waiting]
+        if self._holds:
+            self._held_buffers += graphs.buffers(found)
         for tensor, handle in zip(found, graphs.handles(found), strict=True):
             self._seen.setdefault(id(tensor), len(self._seen))
             holders = self._held.setdefault(handle, [])
@@ -131,6 +142,7 @@ class GraphRecorder:
 
     def send(self, sent: Tensor, place: int) -> None:
         """Takes a tensor for one that the host makes for each step."""
+        self._brought += graphs.buffers([sent])
         self._places[graphs.handles([sent])[0]] = SentPlace(place)
 
     def refuse(self, reason: str) -> None:
@@ -157,7 +169,7 @@ class GraphRecorder:
         elif not self.problem:
             self.parts[-1].draws = draws
         self.seed, self._reads = now, graphs.read_count()
-        before, self._held = self._held, {}
+        before, self._held, self._held_buffers = self._held, {}, []
         self.see(tensor for holders in before.values() for tensor in holders)
 
     def _record_part(self, returned: Sequence[Any] | None) -> None:
