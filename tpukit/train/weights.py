@@ -202,7 +202,7 @@ def describe(content: Any) -> str:
 def _read_tensor(file: str, name: str, *, dtype: torch.dtype, device: torch.device) -> Tensor:
     with safe_open(file, "pt") as opened:
         kept = opened.get_tensor(name)
-    if device.type == "meta":
+    if device == torch.device("meta"):
         return torch.empty(kept.shape, dtype=dtype, device=device)
     found: Tensor = kept.to(dtype, copy=True)  # the file may be replaced
     return found
