@@ -10,6 +10,7 @@ The resumed ranks are new processes.
 """
 
 import argparse
+import gc
 import json
 import os
 import socket
@@ -102,6 +103,7 @@ def watched(backend, seen: dict[str, dict[str, float]], name: str) -> Iterator[d
 
 def rank(folder: Path, millions: int) -> None:
     """One rank: what it saw goes into a file of its own."""
+    from tpukit.hardware.memory import give_freed_memory_back
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
     from tpukit.train.checkpoint_writer import BackgroundWriter
@@ -109,7 +111,7 @@ def rank(folder: Path, millions: int) -> None:
     from tpukit.train.plan import TrainingRequest, plan_run
     from tpukit.train.resume import find_checkpoint
     from tpukit.train.run_folder import RunFolder
-    from tpukit.train.run_state import load_run_state
+    from tpukit.train.run_state import load_learner, load_run_state
 
     world = int(os.environ["WORLD_SIZE"])
     backend = open_backend(HardwareOptions(hw="cpu", devices=world, shard=True))
@@ -125,13 +127,18 @@ def rank(folder: Path, millions: int) -> None:
         batches.close()
 
     plan = plan_run(request, backend, resumes=False)
+    load_learner(task(17), config, backend)  # imports what a start needs
+    gc.collect()
+    give_freed_memory_back()  # as on a host of GPUs: one whose CPU computes keeps it for its steps
     resumes = (folder / "run" / "checkpoints").exists()
     if not resumes:
         with phase("start"):
             state = load_run_state(plan, backend)
         with phase("step"):
             one_step(state)
-        writer = BackgroundWriter(request.folder.checkpoints, is_main=backend.is_main)
+        writer = BackgroundWriter(
+            request.folder.checkpoints, is_main=backend.is_main, in_shards=state.is_in_shards
+        )
         with phase("save") as found:
             started = time.monotonic()
             writer.write(state, is_best=False)
@@ -190,6 +197,28 @@ def measured(ranks: int, millions: int) -> dict[str, object]:
     return result
 
 
+def compared(ranks: str, found: dict, block: int) -> Iterator[str]:
+    """What a rank waits and holds, beside what it did with states in one piece."""
+    stall, written = found["save"]["stall"], found["save"]["seconds"]
+    whole, share = 4 * found["parameters"], found["share_bytes"]
+    yield f"{ranks} ranks, {found['parameters'] / 1e6:.0f} M parameters"
+    yield (
+        f"  a save stops the steps: {written:.2f} s if they wait for it, now {stall:.2f} s"
+        f" ({stall / written:.0%}; aim: 10%)"
+    )
+    own = found["start"]["peak"]
+    limit = 1.15 * (whole / int(ranks) + block)
+    yield (
+        f"  host memory of a rank at the start: {whole / 1e6:,.0f} MB in one piece, now"
+        f" {own / 1e6:,.0f} MB (aim: {limit / 1e6:,.0f} MB)"
+    )
+    copies = 3 * share / 4  # weights and two moments; the share has gradients too
+    yield (
+        f"  copied for a save on a rank: {3 * whole / 1e6:,.0f} MB in one piece, now"
+        f" {copies / 1e6:,.0f} MB; resumed in {found['resume']['seconds']:.1f} s"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
@@ -206,6 +235,8 @@ def main() -> None:
     }
     write_result(RESULT, result)
     print(json.dumps(result, indent=2))
+    for ranks, found in result["ranks"].items():
+        print("\n".join(compared(ranks, found, block)))
 
 
 if __name__ == "__main__":

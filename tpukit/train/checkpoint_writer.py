@@ -166,15 +166,18 @@ class BackgroundWriter:
         after: Callable[[], object] = lambda: None,
         *,
         is_main: bool = True,
+        in_shards: bool = False,
         send: Callable[[Path], object] | None = None,
     ) -> None:
+        """in_shards: whether states will be; every rank then makes the group of writers now, which
+        the first save would wait for."""
         self.folder = folder
         self._after = after
         self._is_main = is_main
         self._send = send
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
-        self._group: dist.ProcessGroup | None = None
+        self._group: dist.ProcessGroup | None = group_of_writers() if in_shards else None
 
     def write(self, state: Stateful, *, is_best: bool) -> None:
         """Copies the state and starts writing, after the one before has ended: else the host would

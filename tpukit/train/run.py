@@ -160,7 +160,7 @@ def _train_from(
             run_log, renew = _open_log(plan, state.learner, log, stack)
         is_apart = folder.address is not None and os.environ.get("GROUP_RANK", "0") != "0"
         writer = BackgroundWriter(
-            folder.checkpoints, renew, is_main=backend.is_main,
+            folder.checkpoints, renew, is_main=backend.is_main, in_shards=state.is_in_shards,
             send=folder.store.send_shard if is_apart else None,
         )  # fmt: skip
         stack.callback(writer.close)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
 
 from tpukit.hardware.backend import Backend
 from tpukit.hardware.modules import local
@@ -39,6 +40,11 @@ class RunState(Stateful):
     def step(self) -> int:
         """Optimizer steps that are done."""
         return self.learner.steps_done
+
+    @property
+    def is_in_shards(self) -> bool:
+        """Whether ranks hold parts of tensors."""
+        return any(isinstance(each, DTensor) for each in self.learner.model.parameters())
 
     def state_dict(self) -> StateDict:
         """Copies on the host: of shards on each rank's, else on the main rank's. Every rank calls
