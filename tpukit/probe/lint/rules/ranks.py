@@ -5,13 +5,13 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from tpukit.knowledge.calls import name_group
 from tpukit.probe.lint.guards import early_test
 from tpukit.probe.lint.rules.code import Code
 from tpukit.probe.lint.rules.roles import EVALUATES, EVALUATION_SET, MASTER, MODEL, ONE_RANK, RANK
-from tpukit.probe.lint.rules.rule import TORCH, TPU, Found, Rule
+from tpukit.probe.lint.rules.rule import TORCH, TPU, Found, Rule, imported
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
@@ -52,6 +52,10 @@ _OWN_LOSS = re.compile(r"early|patience|no_improve|stop", re.I)
 _SHARDS = re.compile(r"fsdp|fully_?shard|deepspeed|zero_?[23]|tensor_parallel", re.I)
 """Text of a module whose ranks hold parts of the model, which accelerate collects."""
 _OTHERS = re.compile(r"\bnot\s+(?:[\w.]+\.)?is_\w+")
+_BARE_TEST = re.compile(r"(?m)if [^\n]*(?:rank\S* *== *0|is_ma(?:in|ster)|not \w*rank)[^\n]*:\s*$")
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+_ALONE = re.compile(r"torch\.save\(|\bif [^\n]*(?:(?:rank|gpu)\S* *== *0|is_ma|patience|early)")
+_MEETS = re.compile(r"\.(?:barrier|all_reduce|all_gather\w*|broadcast\w*|reduce|gather)\(")
 _LEAVE_LOOP = (MASTER, _OWN_LOSS)
 
 
@@ -218,8 +222,18 @@ class _OfRanks(Rule):
     """A rule for scripts that run on several ranks."""
 
     packages = (*TORCH, *TPU)
-    words: ClassVar[tuple[str, ...]] = ("torch.distributed|DataParallel|torch_xla|accelerate",)
-    sign = re.compile(rf"torch\.save\(|if [^\n]*(?:{MASTER.pattern}|patience|early)")
+
+    @classmethod
+    def may_stand_in(cls, text: str) -> bool:
+        """By torch_xla or accelerate, by a wrapper beside what one rank does alone, or by a test
+        of the rank beside a collective."""
+        packages = imported(text)
+        if "torch_xla" in packages or ("accelerate" in packages and "Accelerator" in text):
+            return True
+        if any(wrapper in text for wrapper in _WRAPPERS) and _ALONE.search(text):
+            return True
+        is_distributed = "torch.distributed" in text and _BARE_TEST.search(text)
+        return bool(is_distributed and _MEETS.search(text))
 
 
 class CollectiveUnderMaster(_OfRanks):

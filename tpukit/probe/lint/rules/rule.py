@@ -50,14 +50,14 @@ class Rule:
         """Whether a file may hold a finding: most are ruled out before they are parsed."""
         if not all(any(word in text for word in each.split("|")) for each in cls.words):
             return False
-        is_imported = not _imported(text).isdisjoint(cls.packages)
+        is_imported = not imported(text).isdisjoint(cls.packages)
         return is_imported and (cls.sign is None or cls.sign.search(text) is not None)
 
     @classmethod
     def concerns(cls, code: Code) -> bool:
-        if not code.packages.isdisjoint(cls.packages):
-            return cls.may_stand_in(code.text)
-        return code.to_xla and "torch_xla" in cls.packages
+        if code.to_xla and "torch_xla" in cls.packages:
+            return True
+        return not code.packages.isdisjoint(cls.packages) and cls.may_stand_in(code.text)
 
     def visit(self, node: Any) -> Iterator[Found]:
         """What is wrong at a node of one of the types."""
@@ -65,7 +65,7 @@ class Rule:
 
 
 @lru_cache(maxsize=1)
-def _imported(text: str) -> frozenset[str]:
+def imported(text: str) -> frozenset[str]:
     """The words of the lines that import."""
     return frozenset(re.findall(r"\w+", " ".join(re.findall(r"\b(?:import|from)\s[^\n]*", text))))
 
