@@ -133,9 +133,6 @@ class RecordedPrograms(StepPrograms[StepProgram]):
             self.say("a step runs as several programs: that of another rank is not this one")
         return None
 
-    def new_recorder(self) -> Recorder:
-        return Recorder(self.device)
-
     def inputs(self, step: StepCall) -> list[Tensor]:
         """What a program is given: the batches' tensors, then the numbers."""
         return [*step.given, torch.tensor(step.numbers, dtype=torch.float32).to(self.device)]
@@ -186,7 +183,7 @@ class RecordedPrograms(StepPrograms[StepProgram]):
         """The operations of a step on `inputs`."""
         taken = list(inputs)
         for attempt in range(3):
-            found = self.new_recorder()
+            found = Recorder(self.device)
             try:
                 given = StepCall(step.function, step.batches, inputs[-1].unbind())
                 return self._trace(found, given, taken)

@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):
         number = tensor.untyped_storage()._cdata
         if number in self._own:
             return
-        if not self.is_from_before(tensor):
+        if not is_computed(tensor):
             # The result of an operator that torch_tpu runs without asking Python.
             self._add(tensor)
             return
@@ -127,10 +127,6 @@ class Recorder(TorchDispatchMode):
         kept = Kept(tensor, before, tensor.untyped_storage()._cdata)
         self.kept.append(kept)
         self._from_before[number] = kept
-
-    def is_from_before(self, tensor: Tensor) -> bool:
-        """Whether a tensor that no recorded operator made is one from outside."""
-        return is_computed(tensor)
 
     def take(self, tensors: Iterable[Tensor]) -> None:
         """Makes arguments of those that are from outside."""

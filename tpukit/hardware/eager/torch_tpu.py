@@ -45,13 +45,10 @@ class TpuDevice(EagerDevice):
         self._tpu: Any = torch.get_device_module("tpu")
         self._programs_seen = 0
         self._programs = RecordedPrograms(self.device, _note)
-        self._counts_memory = self._is_memory_counted()
+        held = torch.zeros(1, device=self.device)
+        self._counts_memory = torch.accelerator.memory_allocated(held.device) > 0
         version = importlib.metadata.version("torch_tpu")
         self.versions: Mapping[str, str] = {"torch_tpu": f"{version} (experimental)"}
-
-    def _is_memory_counted(self) -> bool:
-        held = torch.zeros(1, device=self.device)
-        return torch.accelerator.memory_allocated(held.device) > 0
 
     def name(self) -> str:
         return str(self._tpu.get_device_name())
