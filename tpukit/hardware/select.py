@@ -182,7 +182,9 @@ def _tried(options: HardwareOptions) -> Iterator[tuple[DeviceTrial, str]]:
     if device is not None:
         yield KERNELS, device
     kind = hardware.kind if options.hw == "auto" else options.hw
-    if kind == "tpu" and installed_stack() == "torch_xla" and options.step_mode == "recorded":
+    # Virtual devices can be opened again where one fails.
+    wanted = ("recorded",) if hardware.emulated else ("auto", "recorded")
+    if kind == "tpu" and installed_stack() == "torch_xla" and options.step_mode in wanted:
         yield STEPS, steps_device(hardware)
 
 
