@@ -3,7 +3,6 @@
 What would leave the TPU in the middle of a step is named that way, with what to write instead.
 """
 
-import functools
 import re
 import traceback
 import warnings
@@ -26,7 +25,6 @@ class SourceLine(NamedTuple):
     line: int
 
 
-@functools.cache
 def model_frame(error: BaseException) -> traceback.FrameSummary | None:
     """The model's innermost frame in an error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)

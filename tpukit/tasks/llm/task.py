@@ -317,7 +317,7 @@ class SummarizeTask(Task):
             return (self,)
         return tuple(
             self._with(
-                config=replace(self.settings, recompute=choice),
+                settings=replace(self.settings, recompute=choice),
                 given_settings={**self.given_settings, "recompute": choice},
             )
             for choice in (False, True)
@@ -430,8 +430,9 @@ class SummarizeTask(Task):
         return task
 
     def _with(self, **known: Any) -> Self:
-        """The same task, but these cached properties are given instead of found out."""
+        """The same task, but these attributes are given instead of found out."""
         task = copy.copy(self)
+        assert all(name in vars(task) or hasattr(type(task), name) for name in known)
         vars(task).update(known)
         return task
 
@@ -525,7 +526,7 @@ class SummarizeTask(Task):
         # Of pairs the chosen completions are evaluated.
         config = replace(self.settings, rejected_column=None)
         return TrainedSummarizer(
-            self._with(config=config), model, backend, config, self.prompt_format, self.train_file
+            self._with(settings=config), model, backend, config, self.prompt_format, self.train_file
         )
 
     def export(
