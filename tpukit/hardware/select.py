@@ -182,9 +182,7 @@ def _tried(options: HardwareOptions) -> Iterator[tuple[DeviceTrial, str]]:
     if device is not None:
         yield KERNELS, device
     kind = hardware.kind if options.hw == "auto" else options.hw
-    # Virtual devices can be opened again where one fails.
-    wanted = ("recorded",) if hardware.emulated else ("auto", "recorded")
-    if kind == "tpu" and installed_stack() == "torch_xla" and options.step_mode in wanted:
+    if kind == "tpu" and installed_stack() == "torch_xla" and options.step_mode == "recorded":
         yield STEPS, steps_device(hardware)
 
 

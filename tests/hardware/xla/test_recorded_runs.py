@@ -39,10 +39,10 @@ def test_models_of_others_take_the_traced_steps(name):
 def test_own_tasks_take_the_traced_steps(name, folder, tmp_path):  # noqa: F811
     words = ["train", *task_options(name, folder), "--hw", "tpu", "--max-steps", "12", "--json",
              "--ckpt-every", "4", "--precision", "fp32", "--set", "ema_decay=0.9"]  # fmt: skip
-    for steps in ("traced", "auto"):
+    for steps in ("traced", "recorded"):
         run = ["--steps", steps, "--results-dir", tmp_path / steps]
         result(tpukit(*words, *run, env=XLA, timeout=900))
-    assert same_bytes(tmp_path / "traced", tmp_path / "auto")
+    assert same_bytes(tmp_path / "traced", tmp_path / "recorded")
 
 
 @pytest.mark.timeout(1800)
@@ -53,7 +53,7 @@ def test_a_run_goes_on_with_steps_of_the_other_kind(tmp_path):
              "--accumulate", "2"]  # fmt: skip
     runs = {name: [*words, "--results-dir", tmp_path / name] for name in ("whole", "mixed")}
     sessions = [([*runs["mixed"], "--steps", steps], at) for steps, at in
-                (("auto", "step:9"), ("traced", "step:7"), ("auto", None))]  # fmt: skip
+                (("recorded", "step:9"), ("traced", "step:7"), ("recorded", None))]  # fmt: skip
     whole = ([*runs["whole"], "--steps", "traced"], None)
     assert killed_sessions(tmp_path, [*sessions, whole], XLA) == [9, 9, 0, 0]
     assert same_bytes(tmp_path / "mixed", tmp_path / "whole")

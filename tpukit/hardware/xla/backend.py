@@ -445,7 +445,7 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
     # All hosts run one program.
     fused = all(hosts.all_gather_objects(options.kernels == "on" and _has_kernels()))
     backend = XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=limit)
-    if options.step_mode != "traced" and xr.process_count() == 1 and limit is None:
+    if options.step_mode == "recorded" and xr.process_count() == 1 and limit is None:
         backend.record_steps()
     return backend
 
