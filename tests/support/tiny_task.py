@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tpukit.errors import DataError
-from tpukit.train import checkpoint
+from tpukit.train import checkpoint_writer
 from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
 
 
@@ -181,7 +181,7 @@ class SlowSaving(Tiny):
     name = "slow-saving"
 
     def build_model(self, ops):
-        write = checkpoint.save_file
+        write = checkpoint_writer.save_file
 
         def slow(tensors, path):
             marker = Path("saving")
@@ -190,5 +190,5 @@ class SlowSaving(Tiny):
             write(tensors, path)
             marker.unlink()
 
-        checkpoint.save_file = slow
+        checkpoint_writer.save_file = slow
         return super().build_model(ops)
