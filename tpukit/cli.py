@@ -356,6 +356,7 @@ def _explain(error: Exception) -> tuple[str, str | None, str]:
 
     Of a user's own code the method and the line are named.
     """
+    from tpukit.io.files import how_to_go_on
     from tpukit.probe.logs.explain import explain_exception
     from tpukit.train.user_code import cause_line, task_failure
 
@@ -368,7 +369,7 @@ def _explain(error: Exception) -> tuple[str, str | None, str]:
         message, hint, error_id = failure.message, failure.hint, failure.id
         file = failure.traceback_file
     elif isinstance(error, OSError) and isinstance(error.filename, str) and error.strerror:
-        return f"{error.filename}: {error.strerror}.", "Name another path.", "file"
+        return f"{error.filename}: {error.strerror}.", how_to_go_on(error), "file"
     known = explain_exception(error) if hint is None else None
     if known is not None:
         hint = f"{known.cause} {known.fix}"

@@ -37,9 +37,11 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
         partial.replace(path)
         if sync:
             sync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink()
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a failed write names no file
         raise
 
 
@@ -116,6 +118,15 @@ def require_regular(path: Path) -> Path:
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path
+
+
+def how_to_go_on(error: OSError) -> str:
+    """What to do about a file that cannot be read or written."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return "Free some space on the disk; the same command then goes on."
+    if error.errno == errno.EFBIG:
+        return "Raise the limit on the size of files (`ulimit -f unlimited`)."
+    return "Name another path."
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from tpukit.knowledge.calls import OldCall
 from tpukit.probe.lint.names import Names, Scope, imported_packages
-from tpukit.probe.lint.syntax import source_text
+from tpukit.probe.lint.syntax import called_name, of_kind, source_text
 
 _LARGE = ("torch", "numpy", "transformers")
 """Large packages: a guard about one of their names does not cover the others."""
@@ -142,10 +142,19 @@ def conditions_around(names: Names, node: ast.AST) -> Iterator[Condition]:
 
 
 def has_alternative(names: Names, node: ast.AST) -> bool:
-    """Whether a `try` around a node has a handler for old releases that does not raise."""
+    """Whether a `try` around a node has a handler for old releases that does not raise, or a test
+    expects the node to raise."""
+    if any(isinstance(n, ast.With) and _expects_an_error(n) for n, _ in names.around(node)):
+        return True
     tries = [(n, i) for n, i in names.around(node) if isinstance(n, ast.Try) and i in n.body]
     handlers = (handler for each, _ in tries for handler in _fallbacks(each))
     return any(not isinstance(handler.body[-1], ast.Raise) for handler in handlers)
+
+
+def _expects_an_error(block: ast.With) -> bool:
+    """`with pytest.raises(ImportError):`, `with self.assertRaises(...):`."""
+    calls = of_kind([item.context_expr for item in block.items], ast.Call)
+    return any(called_name(call) in ("raises", "assertRaises") for call in calls)
 
 
 def _fallbacks(node: ast.Try) -> list[ast.ExceptHandler]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tpukit.knowledge.calls import rule_data
 from tpukit.probe.lint.names import Names
-from tpukit.probe.lint.syntax import nodes_below, source_text
+from tpukit.probe.lint.syntax import nodes_below, of_kind, source_text
 
 _POSITIONAL = {"add_": 2, "sub_": 2, "addcmul_": 3, "addcdiv_": 3}
 """In-place method -> number of positional arguments of the form with the scalar first."""
@@ -22,12 +22,21 @@ def find_old_forms(names: Names) -> Iterator[tuple[ast.expr, str, str]]:
             given = len(child.args)
             if given == _POSITIONAL.get(method) and not child.keywords:
                 yield child.func, "scalar-first", f"x.{method}(scalar, y)"
-            elif method in of_tokenizers:
+            elif method in of_tokenizers and not _is_of_its_class(child.func, names):
                 yield child.func, of_tokenizers[method], f"tokenizer.{method}()"
             elif method == "next" and _iterates_a_loader(child, names):
                 yield child.func, "iterator-next", source_text(child)[:40]
         elif isinstance(child, ast.Subscript) and _LOSS_ITEM.search(source_text(child)):
             yield child, "loss-data-item", source_text(child)
+
+
+def _is_of_its_class(method: ast.Attribute, names: Names) -> bool:
+    """Whether `self.method` or `super().method` stands in a class that defines the method."""
+    if source_text(method.value) not in ("self", "super()"):
+        return False
+    outer = next((n for n, _ in names.around(method) if isinstance(n, ast.ClassDef)), None)
+    functions = of_kind(outer.body, ast.FunctionDef) if outer else []
+    return method.attr in [function.name for function in functions]
 
 
 def _iterates_a_loader(call: ast.Call, names: Names) -> bool:
