@@ -18,7 +18,7 @@ from tpukit.errors import InterruptedRunError, JobError, TpukitError
 KEY = "tpukit/first-failure"
 LOST = re.compile(
     r"gloo|Connection (?:closed|reset|refused)|Broken pipe|Timed out waiting|NCCL|"
-    r"wait timeout|recvVal", re.IGNORECASE,
+    r"wait timeout|recvVal|pair closure", re.IGNORECASE,
 )  # fmt: skip
 """How a collective ends on a rank whose peer has ended."""
 
