@@ -35,8 +35,9 @@ class ComparedRun:
     best_step: int | None
     step: int
     total_steps: int | None
-    seconds: float
-    """Time of all its sessions, without what lay between them."""
+    seconds: float | None
+    """Time of all its sessions, without what lay between them; None for a run of an older tpukit,
+    which did not log it."""
     mfu: float | None
     settings: Mapping[str, Any]
 
@@ -63,7 +64,7 @@ def _read(path: Path) -> ComparedRun:
     try:
         config = read_config(folder)
     except CheckpointError as error:
-        return ComparedRun(str(path), "failed", error.message, None, None, None, 0, None, 0.0,
+        return ComparedRun(str(path), "failed", error.message, None, None, None, 0, None, None,
                            None, {})  # fmt: skip
     rows = read_metrics(folder)
     best = read_last_best(folder)
@@ -75,7 +76,7 @@ def _read(path: Path) -> ComparedRun:
     return ComparedRun(
         str(path), state, cause, name, best[name] if name else None,
         int(best["step"]) if name else None, max((row["step"] for row in rows), default=0), total,
-        max((row.get("elapsed_seconds", 0.0) for row in rows), default=0.0),
+        max((row["elapsed_seconds"] for row in rows if "elapsed_seconds" in row), default=None),
         sum(rates) / len(rates) if rates else None,
         {key: value for key, value in settings.items() if key not in LEFT_OUT},
     )  # fmt: skip
@@ -113,7 +114,8 @@ def table_of(runs: Sequence[ComparedRun]) -> list[list[str]]:
             "" if run.best is None else f"{run.metric} {run.best:.4g}",
             "" if run.best_step is None else str(run.best_step),
             f"{run.step}" + (f" of {run.total_steps}" if run.total_steps else ""),
-            format_duration(run.seconds), "" if run.mfu is None else f"{run.mfu:.1%}",
+            "" if run.seconds is None else format_duration(run.seconds),
+            "" if run.mfu is None else f"{run.mfu:.1%}",
             run.state + (f": {run.cause}" if run.cause else ""),
         ]
         for run in runs
