@@ -1,5 +1,6 @@
 """Atomic writes: the old content or the new, whatever fails in between."""
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -7,7 +8,13 @@ import sys
 
 import pytest
 
-from tpukit.io.files import replacing, replacing_folder, sha256_of, write_file
+from tpukit.io.files import (
+    how_to_go_on,
+    replacing,
+    replacing_folder,
+    sha256_of,
+    write_file,
+)
 
 
 def test_a_write_replaces_the_file_and_leaves_nothing_beside_it(tmp_path):
@@ -34,6 +41,15 @@ def test_an_error_keeps_the_old_file_and_removes_the_partial_one(tmp_path, error
         partial.write_bytes(b"half")
         raise error
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_names_the_file_and_a_way_on(tmp_path):
+    """The system's error names no file where a disk, or a limit on the size of files, is full."""
+    with pytest.raises(OSError) as found, replacing(tmp_path / "loss.png"):
+        raise OSError(errno.EFBIG, "File too large")
+    assert found.value.filename == str(tmp_path / "loss.png")
+    assert "ulimit -f" in how_to_go_on(found.value)
+    assert "Free some space" in how_to_go_on(OSError(errno.ENOSPC, "full"))
 
 
 def test_a_folder_appears_whole(tmp_path):

@@ -72,3 +72,16 @@ def test_the_json_fields_of_compared_runs(place):
 
 def test_a_folder_without_runs_is_an_error(tmp_path):
     assert "is not a run folder, and holds none" in failure(here("runs", tmp_path))
+
+
+def test_time_that_nobody_logged_is_blank(place, tmp_path):
+    """A run of a release before its log had `elapsed_seconds`."""
+    shutil.copytree(place / "one", tmp_path / "old")
+    log = tmp_path / "old" / "metrics.jsonl"
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert any(row.pop("elapsed_seconds", None) for row in rows)
+    rows = [{k: v for k, v in row.items() if k != "elapsed_seconds"} for row in rows]
+    log.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = result(tpukit("runs", tmp_path / "old", "--json"))
+    assert [run["seconds"] for run in found["runs"]] == [None]
+    assert "0.0s" not in here("runs", tmp_path / "old").stdout
