@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from disks import mounted
 
+import tpukit.train.checkpoint as checkpoint_module
 from tpukit.errors import CheckpointError, JobError, NonFiniteLossError
 from tpukit.train.checkpoint import (
     PlainState,
@@ -48,6 +50,24 @@ def test_what_is_written_is_read(tmp_path):
     assert torch.equal(checkpoint.tensors("ema")["w"], state(7)["ema"]["w"])
     assert checkpoint.artifacts() == {"mean.bin": b"mean"}
     assert read_pointer(tmp_path / "latest") == "step-00000007"
+
+
+def test_each_file_is_opened_once(tmp_path, monkeypatch):
+    """Many tensors are read in the time of their bytes: each opening reads the names of all."""
+    many = {f"w{n}": torch.full((2,), float(n)) for n in range(9)}
+    write_checkpoint(tmp_path, state(3, model=many, trained=set(many)))
+    opened, safe_open = Counter(), checkpoint_module.safe_open
+
+    def counted(path, framework):
+        opened[path.name] += 1
+        return safe_open(path, framework)
+
+    monkeypatch.setattr(checkpoint_module, "safe_open", counted)
+    read = list(open_checkpoint(next(tmp_path.glob("step-*"))).each_tensor())
+    assert {name: float(t[0]) for file, name, t in read if file == "model"} == {
+        f"w{n}": n for n in range(9)
+    }
+    assert opened == {f"{file}.safetensors": 1 for file in ("model", "ema", "optimizer")}
 
 
 def test_the_last_two_and_the_best_are_kept(tmp_path):

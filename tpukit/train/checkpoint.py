@@ -10,7 +10,7 @@ rename, and its state's file is the last one.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -99,37 +99,45 @@ class Checkpoint:
         kept."""
         if self.shards is not None:
             return self.shards.shapes(name)
-        if f"{name}.safetensors" not in self.files:
-            return {}
-        with safe_open(self.path / f"{name}.safetensors", "pt") as opened:
-            return {key: opened.get_tensor(key).to("meta") for key in opened.keys()}  # noqa: SIM118
+        return {key: tensor.to("meta") for key, tensor in self._each_of(name)}
 
-    def tensors(self, name: str, keys: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Those tensors, or some of them, whole and on the host."""
-        shapes = self.shapes(name)
-        wanted = shapes if keys is None else {key: shapes[key] for key in keys}
-        if self.shards is not None:
-            found = {key: torch.empty_like(t, device="cpu") for key, t in wanted.items()}
-            self.shards.fill(name, found)
-            return found
-        if not wanted:
-            return {}
-        with safe_open(self.path / f"{name}.safetensors", "pt") as opened:
-            return {key: opened.get_tensor(key) for key in wanted}
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """Those tensors, whole and on the host."""
+        if self.shards is None:
+            return dict(self._each_of(name))
+        found = {k: torch.empty_like(t, device="cpu") for k, t in self.shapes(name).items()}
+        self.shards.fill(name, found)
+        return found
 
     def load(self, name: str, targets: Mapping[str, Tensor], backend: Backend) -> None:
         """Reads tensors of a file into some of the devices; each rank its part of sharded ones."""
         direct = {key: t for key, t in targets.items() if self.shards and isinstance(t, DTensor)}
         if self.shards is not None and direct:
             self.shards.fill(name, direct)
-        for key in targets.keys() - direct.keys():
-            backend.load({key: targets[key]}, self.tensors(name, [key]))
+        whole = [key for key in targets if key not in direct]
+        for key, tensor in self._each_of(name, whole):
+            backend.load({key: targets[key]}, {key: tensor})
 
     def each_tensor(self) -> Iterator[tuple[str, str, Tensor]]:
         """(file, name, tensor), read one at a time."""
         for file in TENSOR_FILES:
-            for name in self.shapes(file):
-                yield file, name, self.tensors(file, [name])[name]
+            for name, tensor in self._each_of(file):
+                yield file, name, tensor
+
+    def _each_of(
+        self, name: str, keys: Collection[str] | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of a file, or of some of its tensors, the file opened once."""
+        if self.shards is not None:
+            for key, shape in self.shapes(name).items():
+                if keys is None or key in keys:
+                    tensor = torch.empty_like(shape, device="cpu")
+                    self.shards.fill(name, {key: tensor})
+                    yield key, tensor
+        elif f"{name}.safetensors" in self.files:
+            with safe_open(self.path / f"{name}.safetensors", "pt") as opened:
+                for key in opened.keys() if keys is None else keys:
+                    yield key, opened.get_tensor(key)
 
     def weights(self, *, averaged: bool = False) -> dict[str, Any]:
         """The model's state dict: its tensors, and where it was written what else there is.
