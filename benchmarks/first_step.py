@@ -41,12 +41,12 @@ import sys, time
 import torch
 from tpukit.hardware.backend import TorchOps
 from tpukit.registry.classes import load_task
-from tpukit.train.task import PlanSettings
+from tpukit.train.task import PlanSettings, for_probing
 
 name, settings, device = sys.argv[1], eval(sys.argv[2]), sys.argv[3]
 if device == "xla":
     import torch_xla
-task = load_task(name, settings, "data").for_probing()
+task = for_probing(load_task(name, settings, "data"))
 model = task.build_model(TorchOps()).to(device)
 optimizer = torch.optim.AdamW(model.parameters())
 batch = {n: t.to(device) for n, t in task.probe_batches(PlanSettings(32, 32, 1, 0))[0].items()}

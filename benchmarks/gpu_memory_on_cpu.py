@@ -90,10 +90,11 @@ def measured(task: Any, config: Any, rows: int) -> tuple[int, int]:
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
     from tpukit.train.run_state import load_learner
+    from tpukit.train.task import PlanSettings
 
     backend = open_backend(HardwareOptions(hw="cpu"))
     learner = load_learner(task, config, backend)
-    batch = task.example_batches(rows)[0]
+    batch = task.probe_batches(PlanSettings(rows, rows, 1, 0))[0]
     learner.train_step([batch], lr=1e-4)
     state = [v for s in learner.optimizer.state.values() for v in s.values()]
     model = learner.model
@@ -151,6 +152,7 @@ def compare(name: str, rows: int, results: Any) -> None:
     from tpukit.probe.gpu_memory.traced_step import trace_fake_step
     from tpukit.probe.targets import find_gpu
     from tpukit.train.config import TrainConfig
+    from tpukit.train.task import PlanSettings
 
     torch.set_num_threads(2)
     config = TrainConfig(precision="fp32")
@@ -158,7 +160,8 @@ def compare(name: str, rows: int, results: Any) -> None:
     started = time.monotonic()
     step = trace_fake_step(task, config, find_gpu("t4"), rows, 1, as_cuda=False)
     seconds = time.monotonic() - started
-    waiting = BATCHES_AHEAD * sum(t.nbytes for t in task.example_batches(rows)[0].values())
+    [batch] = task.probe_batches(PlanSettings(rows, rows, 1, 0))
+    waiting = BATCHES_AHEAD * sum(t.nbytes for t in batch.values())
     predicted = live_peak(step) - waiting
     allocated, real = measured(task, config, rows)
     results.put({"model": name, "rows": rows, "parameters": step.parameters,

@@ -92,13 +92,14 @@ def parse() -> argparse.Namespace:
 
 def task_of(model: Model, width: str) -> Any:
     from tpukit.registry.classes import load_task
+    from tpukit.train.task import for_probing
 
     settings = {**model.full, **(model.narrow if width == "narrow" else {})}
     if model.task != "eit" or width == "full":
-        return load_task(model.task, settings, "/nonexistent").for_probing()
+        return for_probing(load_task(model.task, settings, "/nonexistent"))
     from tpukit.tasks.eit.model.network import SIZES, make_network
 
-    task = load_task("eit", model.full, "/nonexistent").for_probing()
+    task = load_task("eit", model.full, "/nonexistent")
     task.shape = dataclasses.replace(SIZES["published"], **model.narrow)
     task.build_model = lambda ops: make_network(task.shape, ops)
     return task

@@ -111,8 +111,9 @@ class Training:
         from tpukit.hardware.select import open_backend
         from tpukit.io.units import parse_bytes
         from tpukit.registry.classes import load_task
+        from tpukit.train.task import for_probing
 
-        self.task = load_task(task, SETTINGS[task], os.environ["DATA"]).for_probing()
+        self.task = for_probing(load_task(task, SETTINGS[task], os.environ["DATA"]))
         self.backend = open_backend(HardwareOptions(hw="cpu", memory_limit=parse_bytes(limit)))
         self.model = self.task.build_model(self.backend)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)

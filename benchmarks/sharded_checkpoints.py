@@ -76,7 +76,8 @@ def task(millions: int):
         def loss(self, model, batch):
             return {"loss": (model(batch["x"]).float() - batch["x"]).square().mean(1)}
 
-        def example_batches(self, rows):
+        def probe_batches(self, settings):
+            rows = settings.micro_rows
             return [stack_samples([Rows()[0]] * rows, rows)]
 
     return Wide()

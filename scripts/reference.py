@@ -240,18 +240,26 @@ def variable_lines(texts: Mapping[str, str]) -> Iterator[str]:
 
 
 # -- Task ------------------------------------------------------------------------------------------
-def task_class() -> ast.ClassDef:
-    tree = ast.parse((PACKAGE / "train" / "task.py").read_text(encoding="utf-8"))
-    [found] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Task"]
+def task_class(file: str = "task.py", name: str = "Task") -> ast.ClassDef:
+    tree = ast.parse((PACKAGE / "train" / file).read_text(encoding="utf-8"))
+    [found] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name]
     return found
 
 
-def task_methods() -> dict[str, ast.FunctionDef]:
+def methods_of(cls: ast.ClassDef) -> dict[str, ast.FunctionDef]:
     return {
         node.name: node
-        for node in task_class().body
+        for node in cls.body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
     }
+
+
+def optional_methods() -> dict[str, ast.FunctionDef]:
+    return methods_of(task_class("optional_methods.py", "OptionalMethods"))
+
+
+def task_methods() -> dict[str, ast.FunctionDef]:
+    return methods_of(task_class()) | optional_methods()
 
 
 def task_problems(phases: Mapping[str, list[str]]) -> list[str]:
@@ -266,7 +274,8 @@ def task_lines(phases: Mapping[str, list[str]]) -> Iterator[str]:
     yield from ("## Task", "")
     yield (
         "The methods of `tpukit.Task` by when they are called. `build_model`, `datasets` and `loss`"
-        " must be given. [own_task.md](own_task.md) is the guide."
+        " must be given; those with * are optional, and `super()` has none."
+        " [own_task.md](own_task.md) is the guide."
     )
     yield ""
     rows = []
@@ -275,7 +284,8 @@ def task_lines(phases: Mapping[str, list[str]]) -> Iterator[str]:
             method = task_methods()[name]
             given = [argument.arg for argument in method.args.args[1:]]
             text = " ".join((ast.get_docstring(method) or "").split())
-            rows.append((phase, f"`{name}({', '.join(given)})`", text))
+            mark = " *" * (name in optional_methods())
+            rows.append((phase, f"`{name}({', '.join(given)})`{mark}", text))
     yield from table(("when", "method", "meaning"), rows)
     docs = {
         before.target.id: " ".join(after.value.value.split())

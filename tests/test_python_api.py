@@ -99,7 +99,8 @@ class Line(tpukit.Task):
         if self.calls == self.interrupt_at:
             os.kill(os.getpid(), signal.SIGINT)
         return {"loss": (model(batch["x"]) - batch["y"]).square().mean(1)}
-    def example_batches(self, rows):
+    def probe_batches(self, settings):
+        rows = settings.micro_rows
         return [tpukit.stack_samples([Points(1)[0]] * rows, rows)]
     def evaluate(self, model, backend, request, log):
         out = infer(self, Points(6), lambda batch: model(batch["x"]), backend)

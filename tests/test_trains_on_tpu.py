@@ -20,6 +20,7 @@ from tpukit.probe.parity import Parity
 from tpukit.testing import GivenModel, trains_on_tpu
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner, seed_everything
+from tpukit.train.task import PlanSettings
 
 IMAGES = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 ONE = torch.ones(4)
@@ -195,7 +196,7 @@ def test_a_buffer_that_differs_is_seen_beside_a_mask(hidden):
         task, backend = GivenModel(CountsOtherwise(factor, hidden), IMAGES, None), FakeBackend()
         learner = build_learner(task, backend, task.build_model(backend), TrainConfig())
         before = parity._floating_buffers(learner)
-        learner.train_step(task.example_batches(8), 1e-3)
+        learner.train_step(task.probe_batches(PlanSettings(8, 8, 1, 0)), 1e-3)
         states.append(parity._state(learner, before)["buffers"])
     right, close, wrong = states
     assert parity.relative_error(close, right) < testing.TOLERANCE

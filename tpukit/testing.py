@@ -126,7 +126,7 @@ class GivenModel(SeededTask):
             output = model(inputs) if isinstance(inputs, Tensor) else model(*inputs)
         return {"loss": self.loss_function(output, inputs)}
 
-    def example_batches(self, rows: int, seed: int = 0) -> list[Batch]:
+    def seeded_batches(self, rows: int, seed: int = 0) -> list[Batch]:
         parts = enumerate(tree_leaves(self.inputs))
         tensors = {input_key(str(index)): v for index, v in parts if isinstance(v, Tensor)}
         sizes = [value.shape[0] for value in tensors.values() if value.ndim]
@@ -228,7 +228,7 @@ def _convolutions(task: SeededTask) -> float:
     try:
         # With gradients the counter refuses a forward pass that calls `autograd.grad`.
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            task.loss(task.build_model(TorchOps()), task.example_batches(rows)[0])
+            task.loss(task.build_model(TorchOps()), task.seeded_batches(rows)[0])
     except Exception:  # that one too needs gradients; other errors are the comparison's
         return 0.0
     return float(counter.get_flop_counts()["Global"].get(torch.ops.aten.convolution, 0)) / rows

@@ -58,7 +58,8 @@ class Llama(Task):
         losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
         return {"loss": losses.mean(1)}
 
-    def example_batches(self, rows):
+    def probe_batches(self, settings):
+        rows = settings.micro_rows
         return [stack_samples([{"tokens": np.zeros(self.length, np.int64)}] * rows, rows)]
 
     def next_logits(self, model, batch):

@@ -99,7 +99,8 @@ class Drawings(Task):
         error = model(noisy, batch["t"]).float() - batch["noise"]
         return {"loss": error.square().flatten(1).mean(1)}
 
-    def example_batches(self, rows):
+    def probe_batches(self, settings):
+        rows = settings.micro_rows
         image = np.zeros((1, self.side, self.side), np.float32)
         return [stack_samples([{"image": image, "noise": image, "t": np.float32(1)}] * rows, rows)]
 

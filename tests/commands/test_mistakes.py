@@ -247,5 +247,5 @@ def test_example_batches_are_of_each_shape_and_checked():
     assert (longest["x"].shape, shortest["x"].shape, rare.seen_samples) == ((6, 70), (6, 2), 900)
     [batch] = example_batches(mistaken_tasks.WithoutMask(), planned)
     assert batch["mask"].tolist() == [1.0] * 6
-    with pytest.raises(UsageError, match=r"example_batches .*without 'mask'"):
-        check_examples([{"x": batch["x"]}], mistaken_tasks.WithoutMask.example_batches)
+    with pytest.raises(UsageError, match=r"probe_batches .*without 'mask'"):
+        check_examples([{"x": batch["x"]}], mistaken_tasks.WithoutMask.probe_batches)

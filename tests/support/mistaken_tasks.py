@@ -29,7 +29,7 @@ def sample(index, kind=np.float32):
 
 
 class Sound(Task):
-    """Without a mistake; it says nothing of `example_batches`."""
+    """Without a mistake; it says nothing of `probe_batches`."""
 
     defaults = TrainingDefaults(global_batch_size=8, max_steps=2)
     make = staticmethod(sample)

@@ -64,7 +64,8 @@ class Normalizing(Task):
         scores = model(batch["image"]).float()
         return {"loss": nn.functional.cross_entropy(scores, batch["label"], reduction="none")}
 
-    def example_batches(self, rows):
+    def probe_batches(self, settings):
+        rows = settings.micro_rows
         return [stack_samples([Images(1)[0]] * rows, rows)]
 
 

@@ -126,7 +126,7 @@ def zoo(name):
         with without_dropout(learner.model):
             for step in range(STEPS):
                 seeds = range(step * accumulate, (step + 1) * accumulate)
-                host = [batch for seed in seeds for batch in task.example_batches(ROWS, seed)]
+                host = [batch for seed in seeds for batch in task.seeded_batches(ROWS, seed)]
                 sent = list(backend.batches(host))
                 with counted(backend) as launches:
                     learner.train_step(sent, 1e-3)
@@ -239,7 +239,7 @@ def tasks(name, ranks=""):
     from tpukit.tasks.llm.task import SummarizeTask
     from tpukit.train.config import TrainConfig
     from tpukit.train.learner import BatchSums, build_learner
-    from tpukit.train.task import PlanSettings
+    from tpukit.train.task import PlanSettings, for_probing
 
     gpt = {"model": "2x2x32", "block_size": 64, "init": "scratch", "tokenizer": "gpt2"}
     task = {
@@ -247,7 +247,8 @@ def tasks(name, ranks=""):
         "llm": lambda: SummarizeTask(**gpt),
         "images": lambda: ImagesTask(model="test_convnext", image_size=32),
         "batch norm": lambda: ImagesTask(model="test_resnet", image_size=96),
-    }[name]().for_probing()
+    }[name]()
+    task = for_probing(task)
     batch = task.probe_batches(PlanSettings(4, 4, 1, 0))[0]
     torch.set_num_threads(1)
     launches, validation, means, sums_over_ranks = {}, {}, [], []

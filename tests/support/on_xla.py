@@ -317,10 +317,11 @@ def _dropped_out(disturbed):
 
     from tpukit.train.config import TrainConfig
     from tpukit.train.run_state import load_learner
+    from tpukit.train.task import PlanSettings
 
     backend, task = opened(devices=1), Tiny(dropout=0.3)
     learner = load_learner(task, TrainConfig(), backend)
-    [host] = task.example_batches(16)
+    [host] = task.probe_batches(PlanSettings(16, 16, 1, 0))
     host["x"] += 1
     for step, batch in enumerate(backend.batches([host] * 4)):
         learner.train_step([batch], 0.1)

@@ -46,14 +46,15 @@ class Hungry(Task):
     def misbehave(self, batch) -> None:
         """What a batch of `bad_rows` rows or more does."""
 
-    def example_batches(self, rows):
+    def probe_batches(self, settings):
+        rows = settings.micro_rows
         return [stack_samples([Rows()[0]] * rows, rows)]
 
 
 class Opens(Hungry):
     """Gives no examples: a trial opens its data."""
 
-    example_batches = Task.example_batches
+    probe_batches = Task.probe_batches
 
 
 class Spread(nn.Module):
@@ -95,7 +96,8 @@ class Wide(Hungry):
     def loss(self, model, batch):
         return {"loss": model(batch["x"][:, :64]).float().square().mean(1)}
 
-    def example_batches(self, rows):
+    def probe_batches(self, settings):
+        rows = settings.micro_rows
         return [stack_samples([WideSamples()[0]] * rows, rows)]
 
 

@@ -138,7 +138,7 @@ def zoo(name, count="10"):
     def run(backend):
         learner = learner_of(task, backend)
         for number in range(int(count)):
-            [host] = task.example_batches(2 * backend.devices, seed=number)
+            [host] = task.seeded_batches(2 * backend.devices, seed=number)
             step(learner, number, of=lambda *_, host=host: host)
         return state_of(learner)
 

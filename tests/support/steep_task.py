@@ -38,8 +38,8 @@ class Steep(Tiny):
         norm = (found * batch["scale"][:, None]).square().sum(1).sqrt()
         return {"loss": (found - batch["y"]).square().mean(1) + 0.1 * norm}
 
-    def example_batches(self, rows):
-        [batch] = super().example_batches(rows)
+    def probe_batches(self, settings):
+        [batch] = super().probe_batches(settings)
         return [{**batch, "scale": batch["x"][:, 0]}]
 
 

@@ -240,7 +240,7 @@ class Zoo(SeededTask):
         inputs = {name: value for name, value in batch.items() if name != "mask"}
         return {"loss": LOSSES[self.entry.loss](model, inputs)}
 
-    def example_batches(self, rows: int, seed: int = 0) -> list[dict[str, Tensor]]:
+    def seeded_batches(self, rows: int, seed: int = 0) -> list[dict[str, Tensor]]:
         rng = np.random.default_rng(seed)
         samples = [INPUTS[self.entry.inputs](self.entry, rng) for _ in range(rows)]
         return [stack_samples(samples, rows)]

@@ -17,6 +17,7 @@ from tpukit import cli
 from tpukit.errors import DataError
 from tpukit.hardware.backend import TorchOps
 from tpukit.tasks.eit.task import EITTask
+from tpukit.train.task import PlanSettings
 from tpukit.train.weights import export, settings_of
 
 
@@ -113,7 +114,7 @@ def test_eit_weights(tmp_path, monkeypatch):
     export(task, built.state_dict(), {"normalisation.npz": b"kept"}, tmp_path)
     own, by_task = blocks(tmp_path)
     assert "EITTask(size='tiny')" in by_task
-    batch = task.example_batches(2)[0]
+    batch = task.probe_batches(PlanSettings(2, 2, 1, 0))[0]
     inputs = batch["noise"], batch["t"], batch["voltages"]
     fresh = task.build_model(TorchOps())
     with torch.no_grad():

@@ -27,7 +27,7 @@ from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest, plan_run
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder
-from tpukit.train.task import Datasets, MasterAdamW, Task, TrainingDefaults
+from tpukit.train.task import Datasets, MasterAdamW, PlanSettings, Task, TrainingDefaults
 
 MIB = 2**20
 
@@ -149,9 +149,13 @@ def test_a_batch_is_cut_where_memory_demands_it(tmp_path):
     assert split_of(Wide(), FakeBackend(), tmp_path).accumulate == 1
 
 
+def examples_of(task):
+    return lambda rows: task.probe_batches(PlanSettings(rows, rows, 1, 0))
+
+
 def needed(task, backend, rows, accumulate=1, **settings):
     """Bytes that a step takes, with the batches that a run would have."""
-    costs = predict_costs(task, TrainConfig(**settings), backend, task.example_batches)
+    costs = predict_costs(task, TrainConfig(**settings), backend, examples_of(task))
     return costs.memory_bytes(rows, accumulate)
 
 
@@ -236,7 +240,8 @@ class Deep(Task):
     def datasets(self):
         return Datasets([], None)
 
-    def example_batches(self, rows):
+    def probe_batches(self, settings):
+        rows = settings.micro_rows
         return [{"x": torch.zeros(rows, 128), "mask": torch.ones(rows)}]
 
     def forms(self):
@@ -318,7 +323,7 @@ def test_the_form_that_moves_the_fewest_bytes_is_trained():
     """Small micro-batches read the weights too often, and recomputation reads activations again."""
     rows, forms, device = 512, Deep().forms(), SmallCheckpointingDevice()
     costs = {
-        form.recompute: predict_costs(form, TrainConfig(), device, form.example_batches)
+        form.recompute: predict_costs(form, TrainConfig(), device, examples_of(form))
         for form in forms
     }
 

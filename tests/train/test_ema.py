@@ -18,6 +18,7 @@ from tpukit.train.optimizer import EMASchedule
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder, open_run, read_config, write_config
+from tpukit.train.task import PlanSettings
 
 
 def public_ema(model, version, beta, every, warmup):
@@ -36,7 +37,7 @@ def test_ema_weights_equal_those_of_ema_pytorch(updates, every, warmup):
     learner = build_learner(task, backend, task.build_model(backend), TrainConfig(
         ema_decay=0.9, ema_every=every, ema_warmup=warmup, ema_updates=updates))  # fmt: skip
     public = public_ema(backend.unwrap(learner.model), updates, 0.9, every, warmup)
-    [batch] = task.example_batches(4)
+    [batch] = task.probe_batches(PlanSettings(4, 4, 1, 0))
     batch["x"] += 1.0
     for done in range(1, warmup + 4 * every + 1):
         learner.train_step([batch], 0.05)
@@ -86,7 +87,7 @@ def test_an_average_is_taken_of_means_alone(every):
     means = {n for n, _ in model.named_parameters()} | {"norm.running_mean", "norm.running_var"}
     for step in range(7):
         x = torch.randn(4, 8)
-        learner.train_step([{**task.example_batches(4)[0], "x": x}], 0.05)
+        learner.train_step([{**task.probe_batches(PlanSettings(4, 4, 1, 0))[0], "x": x}], 0.05)
         state = model.state_dict() if step % every == 0 else {}
         for name, value in state.items():
             kept = by_hand[name].float()

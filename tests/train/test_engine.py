@@ -23,6 +23,7 @@ from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder, open_run
 from tpukit.train.run_log import read_metrics
 from tpukit.train.run_state import RunState
+from tpukit.train.task import PlanSettings
 
 
 @pytest.fixture
@@ -267,7 +268,7 @@ def test_a_loss_that_diverges_on_finite_samples_gets_other_advice(request_for):
 def test_a_loss_a_row_and_a_mean_weigh_alike(task):
     made = task()
     model = made.build_model(None)
-    [batch] = made.example_batches(6)
+    [batch] = made.probe_batches(PlanSettings(6, 6, 1, 0))
     batch = {**batch, "x": torch.randn(6, 8), "mask": torch.tensor([1.0, 1, 1, 1, 0, 0])}
     sums = weighted_sums(made.loss(model, batch), ["loss"], batch["mask"])
     shorter = {name: value[:4] for name, value in batch.items()}
@@ -300,7 +301,7 @@ def test_metrics_keep_their_names_in_any_order():
 
     task, backend = Swapping(), FakeBackend()
     learner = build_learner(task, backend, task.build_model(backend), TrainConfig())
-    [batch] = task.example_batches(4)
+    [batch] = task.probe_batches(PlanSettings(4, 4, 1, 0))
     learner.train_step([batch, batch], 0.1)
     means = learner.read_metrics().means
     assert (means["one"], means["two"]) == (1.0, 2.0)
@@ -349,7 +350,7 @@ def test_a_lost_digest_is_an_error(request_for):
 @pytest.mark.parametrize(
     ("removed", "successor"),
     [("accumulate", "validation_rows"), ("artifacts", "artifacts"),
-     ("restore_artifacts", "artifacts")],
+     ("example_batches", "probe_batches"), ("restore_artifacts", "artifacts")],
 )  # fmt: skip
 def test_members_of_earlier_versions_name_their_successors(removed, successor):
     with pytest.raises(TypeError, match=rf"Old\.{removed} is no longer called: .*{successor}"):

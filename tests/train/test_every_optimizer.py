@@ -21,6 +21,7 @@ from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner, seed_everything, seed_loss
+from tpukit.train.task import PlanSettings
 
 RATE, STEPS, MIDDLE, ROWS = 2e-3, 30, 15, 16
 DEVICES = [
@@ -57,7 +58,7 @@ class Optimizing(Tiny):
 
 
 def batch_of(task, step):
-    [batch] = task.example_batches(ROWS)
+    [batch] = task.probe_batches(PlanSettings(ROWS, ROWS, 1, 0))
     batch["x"] += torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(step))
     batch["y"] = batch["x"][:, :2].sin()
     return {name: tensor.to(task.device) for name, tensor in batch.items()}

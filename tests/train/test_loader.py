@@ -224,7 +224,7 @@ def test_bytes_that_nothing_decodes_name_where_they_come_from():
 
 # -- examples -------------------------------------------------------------------------------------
 class Longest(Plain):
-    example_batches = Task.example_batches
+    probe_batches = Task.probe_batches
 
     def collate(self, samples, micro):
         longest = max(len(sample["x"]) for sample in samples)
@@ -235,7 +235,7 @@ class Longest(Plain):
 class Joined(Plain):
     """Samples of many sizes one behind the other, as graphs are."""
 
-    example_batches = Task.example_batches
+    probe_batches = Task.probe_batches
 
     def collate(self, samples, micro):
         return {

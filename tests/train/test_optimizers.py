@@ -25,7 +25,7 @@ from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder, open_run
 from tpukit.train.run_log import read_metrics
-from tpukit.train.task import ParameterGroup, stack_samples
+from tpukit.train.task import ParameterGroup, PlanSettings, stack_samples
 
 OPTIM = torch.optim
 RATE = 2e-3
@@ -84,7 +84,7 @@ def learner_of(task, **config):
 
 
 def batch_of(task, step):
-    [batch] = task.example_batches(4)
+    [batch] = task.probe_batches(PlanSettings(4, 4, 1, 0))
     batch["x"] += torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
     return batch
 

@@ -14,6 +14,7 @@ from tpukit.train.learner import build_learner
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder
+from tpukit.train.task import PlanSettings
 
 
 class Moving(Tiny):
@@ -89,7 +90,11 @@ def test_a_dropped_step_leaves_a_teacher_and_buffers_as_they_were(kind):
     backend, task = FakeBackend(), Tiny()
     model = MODULES[kind]()
     learner = build_learner(task, backend, model, TrainConfig(optimizer="sgd"))
-    batch = {**task.example_batches(8)[0], "x": torch.randn(8, 8), "y": torch.randn(8, 2)}
+    batch = {
+        **task.probe_batches(PlanSettings(8, 8, 1, 0))[0],
+        "x": torch.randn(8, 8),
+        "y": torch.randn(8, 2),
+    }
     # Nothing could be undone of the first pass that moves a teacher: that step is made.
     made = learner.train_step([batch], 0.1, interrupt=lambda done: True)
     assert made == (kind == "queue")

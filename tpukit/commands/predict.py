@@ -94,7 +94,8 @@ def prediction(
         _require_averaged(runs)
     sample = None if here.sample_submission is None else read_table(here.sample_submission)
     for each, request in zip(runs, requests, strict=True):
-        each.task.check_prediction(request)
+        if overrides(each.task, "check_prediction"):
+            each.task.check_prediction(request)
 
     gives_rows = overrides(trained.task, "predict_rows")
 
@@ -110,6 +111,7 @@ def prediction(
         parts = []
         for each, request in zip(runs, requests, strict=True):
             model = model if each is trained else each.model_on(backend)
+            assert overrides(each.task, "predict_rows")
             method = each.task.predict_rows
             rows = method(model, backend, request, log)
             parts.append(expect(rows, Predictions, method, "Predictions(ids, values, target)"))

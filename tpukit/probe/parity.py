@@ -23,7 +23,7 @@ from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import Learner, build_learner, seed_everything
-from tpukit.train.task import Datasets, Task, TrainingDefaults
+from tpukit.train.task import Datasets, PlanSettings, Task, TrainingDefaults
 
 State = dict[str, dict[str, Tensor]]
 """Tensors on the host by kind and name."""
@@ -52,8 +52,11 @@ class SeededTask(Task):
         raise NotImplementedError("its batches are made from a seed")
 
     @abstractmethod
-    def example_batches(self, rows: int, seed: int = 0) -> list[Batch]:
+    def seeded_batches(self, rows: int, seed: int = 0) -> list[Batch]:
         """Host batches of this many rows, one for each shape."""
+
+    def probe_batches(self, settings: PlanSettings) -> list[Batch]:
+        return self.seeded_batches(settings.micro_rows)
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ def _batches(
     """The batch of one step, on the learner's devices."""
     task = learner.task
     assert isinstance(task, SeededTask)
-    host = task.example_batches(rows, seed)[:1]
+    host = task.seeded_batches(rows, seed)[:1]
     if dtype is torch.float64:
         host = [{n: v.double() if v.is_floating_point() else v for n, v in host[0].items()}]
     return list(learner.backend.batches(host))

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from tpukit.errors import CheckpointError
+from tpukit.errors import CheckpointError, UsageError
 from tpukit.hardware.backend import Backend
 from tpukit.registry.classes import SESSION, default_data_path, find_task, make_task, own_class
 from tpukit.registry.declared import current_name, registered
 from tpukit.train.checks import expect
 from tpukit.train.run_folder import TrainedRun, open_run, read_config
-from tpukit.train.task import Task
+from tpukit.train.task import Task, as_recorded, overrides
 from tpukit.train.weights import export
 
 
@@ -44,6 +44,11 @@ class TrainedTask:
         if self.run is not None:
             return self.run.weights()
         assert self.checkpoint is not None, "a trained task has a run or a checkpoint file"
+        if not overrides(self.task, "read_checkpoint_file"):
+            raise UsageError(
+                f"task {self.task.name!r} reads no checkpoint files.",
+                "Give a run folder with --run DIR.",
+            )
         return self.task.read_checkpoint_file(self.checkpoint)
 
     def export(self, folder: str | Path) -> list[Path]:
@@ -84,7 +89,7 @@ def open_trained(
         data_path = str(run.train_config.get("data_path", default_data_path(cls)))
         own = {n: v for n, v in run.task_config.items() if n not in cls.earlier_settings}
         task = make_task(cls, {**own, **(settings or {})}, data_path)
-        task = task.as_recorded(run.checkpoint.state.identity)
+        task = as_recorded(task, run.checkpoint.state.identity)
     restored = task.restore(run.checkpoint.artifacts())
     expect(restored, Task, task.restore, "a task (`self`)")  # type: ignore[type-abstract]
     return TrainedTask(restored, run)

@@ -91,7 +91,7 @@ def _check_entry(name: str, value: object, method: Method, rows: int) -> None:
 
 # -- batches and samples -------------------------------------------------------------------------
 def check_entries(batch: object, method: Method) -> dict[str, Tensor]:
-    """A host batch as `collate` or `example_batches` returned it: tensors by name."""
+    """A host batch as `collate` or `probe_batches` returned it: tensors by name."""
     entries = expect(batch, Mapping, method, "a dict of tensors")  # type: ignore[type-abstract]
     for name, value in entries.items():
         if not isinstance(value, Tensor):
@@ -126,7 +126,7 @@ def place_of_samples(data: object, method: Method) -> str:
 
 
 def check_examples(batches: object, method: Method) -> list[dict[str, Tensor]]:
-    """What `example_batches` returned: at least one batch."""
+    """What `probe_batches` returned: at least one batch."""
     found = expect(batches, list, method, "a list of batches, the costliest first")
     if not found:
         raise task_mistake(method, "returned no batch", "Return a list of at least one batch.")

@@ -144,8 +144,9 @@ def validation_scores(
     for name, data in plan.datasets.validation_sets().items():
         micro_batches = list(plan.task.evaluation_batches(data, plan.settings))
         values = metrics_of(learner.sums, data, micro_batches, loading, watch, names)
-        values |= plan.task.score(learner.backend.unwrap(learner.model), learner.backend, data)
-        watch.done("score")
+        if overrides(plan.task, "score"):
+            values |= plan.task.score(learner.backend.unwrap(learner.model), learner.backend, data)
+            watch.done("score")
         found |= {"_".join(filter(None, ("valid", name, k))): v for k, v in values.items()}
     learner.model.train()
     # What a task computes may depend on its rank: every rank must take the same decisions.

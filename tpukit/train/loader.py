@@ -176,8 +176,8 @@ def example_batches(task: Task, settings: PlanSettings, data: Any = None) -> lis
     The task's own examples, checked, or samples of its training data (`data` where it is open)
     repeated.
     """
-    if overrides(task, "probe_batches") or overrides(task, "example_batches"):
-        return check_examples(task.probe_batches(settings), task.example_batches)
+    if overrides(task, "probe_batches"):
+        return check_examples(task.probe_batches(settings), task.probe_batches)
     # A stream that is open must not be read for this.
     if data is None or is_stream(data):
         data = task.datasets().train

@@ -26,7 +26,7 @@ from tpukit.train.config import EARLIER_VALUES, TrainConfig
 from tpukit.train.plan import RunPlan, TrainingRequest
 from tpukit.train.run_folder import RunFolder, locked, run_folder
 from tpukit.train.run_log import keep_crashes
-from tpukit.train.task import Task
+from tpukit.train.task import Task, as_recorded
 from tpukit.train.weights import open_initial_run
 
 
@@ -136,7 +136,7 @@ def find_checkpoint(
     return checkpoint
 
 
-def as_recorded(request: TrainingRequest, checkpoint: Checkpoint) -> TrainingRequest:
+def with_recorded(request: TrainingRequest, checkpoint: Checkpoint) -> TrainingRequest:
     """The request with the run's artifacts, and its settings where defaults have changed since."""
     identity, config, defaults = checkpoint.state.identity, request.config, request.task.defaults
     recorded = {
@@ -145,7 +145,7 @@ def as_recorded(request: TrainingRequest, checkpoint: Checkpoint) -> TrainingReq
         if identity.get(name, older) == older != getattr(TrainConfig, name)
         and getattr(config, name) in (getattr(TrainConfig, name), getattr(defaults, name))
     }
-    task = request.task.as_recorded(identity)
+    task = as_recorded(request.task, identity)
     restored = task.restore(checkpoint.artifacts())
     expect(restored, Task, task.restore, "a task (`self`)")  # type: ignore[type-abstract]
     return replace(request, task=restored, config=replace(config, **recorded))

@@ -31,11 +31,11 @@ from tpukit.train.precision_check import compare_bf16
 from tpukit.train.report.page import RunReport
 from tpukit.train.requests import TrainingResult
 from tpukit.train.resume import (
-    as_recorded,
     claim_folder,
     find_checkpoint,
     require_same_arithmetic,
     require_same_nodes,
+    with_recorded,
 )
 from tpukit.train.run_folder import RunFolder, versions, write_config
 from tpukit.train.run_log import (
@@ -76,7 +76,7 @@ def train_run(
             stop.on_request = partial(mark_ending, request.folder.lock)
         checkpoint = find_checkpoint(request, backend, log)
         if checkpoint is not None:
-            request = as_recorded(request, checkpoint)
+            request = with_recorded(request, checkpoint)
         plan = plan_run(request, backend, resumes=checkpoint is not None)
         require_same_nodes(backend, plan.identity)
         if checkpoint is not None:

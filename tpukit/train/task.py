@@ -1,7 +1,7 @@
 """The protocol of a task: what is learned.
 
 The engine never names a task. A task builds its model and datasets from its own config and turns a
-batch into a loss; everything else has a default in `Task`.
+batch into a loss; everything else has a default in `Task`, or is one of `OptionalMethods`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard, final
 
 import numpy as np
 import torch
@@ -54,8 +53,8 @@ from tpukit.train.streams import StreamPlan, part_of_rank
 
 if TYPE_CHECKING:
     from tpukit.train.config import TrainConfig
-    from tpukit.train.requests import EvaluationRequest, PredictionRequest
-    from tpukit.train.submission import Predictions
+    from tpukit.train.optional_methods import OptionalMethods
+    from tpukit.train.requests import PredictionRequest
     from tpukit.train.target import Target
 
 __all__ = [
@@ -127,6 +126,7 @@ class Preset:
 
 REMOVED_MEMBERS = {
     "accumulate": "name it `validation_rows`",
+    "example_batches": "name it `probe_batches(self, settings)`: `settings.micro_rows` rows",
     "artifacts": "return Datasets(train, valid, artifacts) from `datasets`",
     "restore_artifacts": "define `restore(artifacts)`, which returns a task that uses them",
 }
@@ -215,7 +215,7 @@ class Task(ABC):
     known_samples: int | None = None
     """Number of training samples, once the data was opened."""
     seen_samples: int | None = None
-    """Number of them whose sizes were compared for `example_batches`; None: all are alike."""
+    """Number of them whose sizes were compared for `probe_batches`; None: all are alike."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -272,11 +272,6 @@ class Task(ABC):
     def identity(self) -> dict[str, Any]:
         """Plain values that decide the arithmetic: a resumed run must have the same."""
         return {}
-
-    def as_recorded(self, identity: Mapping[str, Any]) -> Self:
-        """This task with the settings of an older run, whose checkpoint has this identity, where
-        later versions have another default."""
-        return self
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         """A task that uses a run's artifacts instead of what opening the data would give.
@@ -338,31 +333,15 @@ class Task(ABC):
                 tuple(SampleKey(VALIDATION_EPOCH, i) for i in range(start, stop)), rows
             )
 
-    def example_batches(self, rows: int) -> list[Batch]:
-        """Host batches of each shape that training uses, the costliest first.
+    def probe_batches(self, settings: PlanSettings) -> list[Batch]:
+        """Host batches of each shape that training uses, of `settings.micro_rows` rows, the
+        costliest first.
 
         Default: one sample of the training data repeated, for each shape in the first steps of the
         plan; where `collate` makes batches of any size, the largest of 4,096 samples
         (`loader.example_batches`). Override it to probe where the data is not at hand.
         """
-        raise NotImplementedError("Task.example_batches: `super()` has none; leave the method out")
-
-    def probe_batches(self, settings: PlanSettings) -> list[Batch]:
-        """Host batches as `example_batches` makes them, for a run planned with `settings`."""
-        return self.example_batches(settings.micro_rows)
-
-    def count_samples(self) -> int | None:
-        """Number of training samples, where that costs little: a larger batch has no use."""
-        return self.known_samples
-
-    def for_probing(self) -> Self:
-        """The task where only shapes matter: it reads no weights and asks no network."""
-        return self
-
-    def forms(self) -> Sequence[Self]:
-        """This task in the forms that memory chooses from, the fastest first: the first that fits
-        whole is trained. Each has `given_settings` of its own, which tell them apart."""
-        return (self,)
+        raise NotImplementedError("Task.probe_batches: `super()` has none; leave the method out")
 
     def validation_rows(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """What `compute` needs of one validation batch, each value of shape (rows, ...)."""
@@ -382,10 +361,6 @@ class Task(ABC):
         An exception raised here is one warning, and training goes on.
         """
 
-    def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
-        """Further validation metrics (ROUGE on a few samples); costly ones limit their samples."""
-        return {}
-
     # -- a trained run ----------------------------------------------------------------------------
     def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:
         """The model on the CPU with a run's weights, as `evaluate` and `predict` use it."""
@@ -393,53 +368,10 @@ class Task(ABC):
         load_weights(model, weights, "the checkpoint")
         return model
 
+    @final
     def plain_model(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """The model with these weights, of plain torch on the CPU, in eval mode."""
         return self.inference_model(TorchOps(), weights).eval()
-
-    def export(
-        self, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
-    ) -> list[Path]:
-        """Writes a run's weights and artifacts for use without tpukit; the files.
-
-        Default: a safetensors file of the model's state dict, with a README
-        (`weights.export`).
-        """
-        raise NotImplementedError("Task.export: `super()` has none; leave the method out")
-
-    def read_checkpoint_file(self, path: Path) -> dict[str, Tensor]:
-        """Weights from a checkpoint file of other code (`test --checkpoint FILE`)."""
-        raise UsageError(
-            f"task {self.name!r} reads no checkpoint files.", "Give a run folder with --run DIR."
-        )
-
-    def evaluate(
-        self,
-        model: nn.Module,
-        backend: Backend,
-        request: EvaluationRequest,
-        log: Callable[[str], None],
-    ) -> dict[str, Any]:
-        """The JSON fields of `tpukit test`. Default: the metrics of the validation data.
-
-        `model` is prepared, in eval mode, and holds the run's best (EMA) weights. Every rank calls
-        this; only rank 0 writes files. `log` prints a line for people.
-        """
-        raise NotImplementedError("Task.evaluate: `super()` has none; leave the method out")
-
-    def check_prediction(self, request: PredictionRequest) -> None:
-        """Raises the errors of `predict` that can be found before a device is opened."""
-
-    def predict_rows(
-        self,
-        model: nn.Module,
-        backend: Backend,
-        request: PredictionRequest,
-        log: Callable[[str], None],
-    ) -> Predictions:
-        """Raw predictions of the rows of a test file, called as `evaluate` is: several runs are
-        averaged, decided and written as the sample submission asks. In place of `predict`."""
-        raise NotImplementedError("Task.predict_rows: `super()` has none; leave the method out")
 
     def predict(
         self,
@@ -450,7 +382,8 @@ class Task(ABC):
     ) -> dict[str, Any]:
         """Writes predictions to `request.out`; the JSON fields of `tpukit predict`.
 
-        Called as `evaluate` is.
+        `model` is prepared, in eval mode, and holds the run's best (EMA) weights. Every rank calls
+        this; only rank 0 writes files. `log` prints a line for people.
         """
         raise UsageError(
             f"task {self.name!r} has no `predict`.",
@@ -459,13 +392,26 @@ class Task(ABC):
         )
 
 
-def overrides(task: Task, method: str) -> bool:
-    """Whether the task's class has a method of its own instead of the default."""
-    return getattr(type(task), method) is not getattr(Task, method)
+def overrides(task: Task, method: str) -> TypeGuard[OptionalMethods]:
+    """Whether the task's class has a method of its own: instead of the default of `Task`, or one
+    of `OptionalMethods`."""
+    return getattr(type(task), method, None) is not getattr(Task, method, None)
+
+
+def for_probing(task: Task) -> Task:
+    """The task where only shapes matter."""
+    return task.for_probing() if overrides(task, "for_probing") else task
+
+
+def as_recorded(task: Task, identity: Mapping[str, Any]) -> Task:
+    """The task with the settings of an older run, whose checkpoint has this identity."""
+    return task.as_recorded(identity) if overrides(task, "as_recorded") else task
 
 
 def forms_of(task: Task) -> Sequence[Task]:
     """The task's `forms`. Raises UsageError where they are not tasks."""
+    if not overrides(task, "forms"):
+        return (task,)
     forms: Any = task.forms()
     if (
         not isinstance(forms, list | tuple)

@@ -22,6 +22,7 @@ from tpukit.tasks.eit.task import TRAINING, EITTask
 from tpukit.tasks.images.task import ImagesTask
 from tpukit.tasks.llm.task import SummarizeTask
 from tpukit.train.target import Target
+from tpukit.train.task import PlanSettings
 
 ENTRIES = entries()
 CALLS_FORWARD = {"timm-hrnet"}
@@ -83,7 +84,7 @@ def loss_and_gradients(model, task, batch):
 
 def assert_same_step_in_bf16(task, mesh):
     """To the bit: what autocast has in half precision is gathered so, and nothing else."""
-    (batch,) = task.example_batches(2)
+    (batch,) = task.probe_batches(PlanSettings(2, 2, 1, 0))
     torch.manual_seed(0)
     model = task.build_model(TorchOps())
     sharded = FSDP(mesh, half=torch.bfloat16)
@@ -112,7 +113,7 @@ def assert_same_step(task, batch, mesh):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_of_the_zoo_computes_the_same_in_shards(name, mesh):
     task = Zoo(ENTRIES[name])
-    (batch,) = task.example_batches(2)
+    (batch,) = task.probe_batches(PlanSettings(2, 2, 1, 0))
     if name in CALLS_FORWARD:
         with pytest.raises(UsageError, match="does not call"):
             assert_same_step(task, batch, mesh)
@@ -124,7 +125,7 @@ def test_a_model_of_the_zoo_computes_the_same_in_shards(name, mesh):
 def test_eit_computes_the_same_in_shards(mesh):
     task = EITTask(size="tiny")
     rng = np.random.default_rng(0)
-    (batch,) = task.example_batches(1)
+    (batch,) = task.probe_batches(PlanSettings(1, 1, 1, 0))
     batch["noise"] = torch.from_numpy(rng.standard_normal(batch["noise"].shape, np.float32))
     assert_same_step(task, batch, mesh)
 
@@ -170,7 +171,8 @@ class Next(Zoo):
     def build_model(self, ops):
         return Layers()
 
-    def example_batches(self, rows):
+    def probe_batches(self, settings):
+        rows = settings.micro_rows
         return [{"x": torch.arange(8 * rows).view(rows, 8) % 20}]
 
     def loss(self, model, batch):

@@ -18,6 +18,7 @@ from tpukit.probe.batch.search import SearchSettings
 from tpukit.probe.trials.carried import carried, carried_task
 from tpukit.registry.classes import find_task
 from tpukit.train.config import ConfigFile
+from tpukit.train.task import PlanSettings
 from tpukit.train.user_code import import_from
 
 
@@ -42,7 +43,7 @@ def losses(task: ModelTask, rows: int = 4) -> tuple[nn.Module, dict, torch.Tenso
     """The model, a batch and its loss."""
     torch.manual_seed(0)
     model = task.build_model(TorchOps())
-    [batch] = task.example_batches(rows)
+    [batch] = task.probe_batches(PlanSettings(rows, rows, 1, 0))
     return model, batch, task.loss(model, batch)["loss"]
 
 

@@ -446,7 +446,7 @@ def test_segments_grow_where_tpukit_trains_and_where_the_user_says_so(monkeypatc
     class Trained(Task):
         name = "trained"
         build_model, datasets = model.build_model, model.datasets
-        example_batches, loss = model.example_batches, model.loss
+        probe_batches, loss = model.probe_batches, model.loss
 
     trained = Trained()
     fixed, grows = reserved(model), reserved(trained)

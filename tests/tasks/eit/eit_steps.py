@@ -14,6 +14,7 @@ from tpukit.tasks.eit.model.diffusion import View
 from tpukit.tasks.eit.task import EITTask
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
+from tpukit.train.task import PlanSettings
 
 ROWS = 8
 
@@ -33,11 +34,11 @@ def main(out: str, hw: str) -> None:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
     learner = build_learner(task, backend, model, TrainConfig(ema_decay=0.9))
     losses, compiled = [], []
-    for batch in backend.batches(task.example_batches(ROWS) * 4):
+    for batch in backend.batches(task.probe_batches(PlanSettings(ROWS, ROWS, 1, 0)) * 4):
         learner.train_step([batch], lr=1e-3)
         losses.append(learner.read_metrics().means["loss"])
         compiled.append(backend.compilations())
-    maps = task.example_batches(ROWS)[0]["voltages"].numpy()[:5]
+    maps = task.probe_batches(PlanSettings(ROWS, ROWS, 1, 0))[0]["voltages"].numpy()[:5]
     learner.model.eval()
     images = (
         task.trained(learner.model, backend)

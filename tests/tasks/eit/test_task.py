@@ -17,7 +17,7 @@ from tpukit.tasks.eit.task import NORMALISATION_FILE, EITTask
 from tpukit.train.config import resolve
 from tpukit.train.learner import build_learner
 from tpukit.train.schedule import learning_rate
-from tpukit.train.task import sample_rng, stack_samples
+from tpukit.train.task import PlanSettings, sample_rng, stack_samples
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_loss_is_each_rows_squared_error_of_the_clean_image(task, sample):
     assert torch.equal(seen["maps"], batch["voltages"])
 
 
-def test_example_batches_are_of_the_shapes_of_training(task, sample):
-    (example,) = task.example_batches(3)
+def test_probe_batches_are_of_the_shapes_of_training(task, sample):
+    (example,) = task.probe_batches(PlanSettings(3, 3, 1, 0))
     real = stack_samples([task.draw(sample, sample_rng(0, 0, 0))], 3)
     assert {n: (v.shape, v.dtype) for n, v in example.items()} == {
         n: (v.shape, v.dtype) for n, v in real.items()
@@ -183,7 +183,7 @@ def test_the_published_size_trains_by_the_published_recipe(monkeypatch):
             parameter.add_(torch.randn_like(parameter) * 0.05)
     plain = PublishedLoop(copy.deepcopy(model))
     learner = build_learner(task, backend, model, config)
-    batches = task.example_batches(2) + task.example_batches(1)
+    batches = [task.probe_batches(PlanSettings(rows, rows, 1, 0))[0] for rows in (2, 1)]
     for step in range(112):  # the EMA begins after 100
         batch = batches[step % 2]
         learner.train_step([batch], learning_rate(step, 200_000, config))

@@ -12,7 +12,7 @@ from tpukit.tasks.images.data.augmentation import mix, partners, views
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.tasks.images.task import ImagesTask
 from tpukit.train.target import Target
-from tpukit.train.task import MicroBatch, SampleKey, sample_rng
+from tpukit.train.task import MicroBatch, PlanSettings, SampleKey, sample_rng
 
 SIDE = 32
 
@@ -161,4 +161,4 @@ def test_balanced_weights_are_those_of_cross_entropy(mixup):
     torch.testing.assert_close(sums[0] / sums[1], wanted[0] / wanted[1])
     # What is validated is not weighted.
     assert "weight" not in task.loss(model.eval(), batch)
-    assert task.example_batches(2)[0].keys() == batch.keys()
+    assert task.probe_batches(PlanSettings(2, 2, 1, 0))[0].keys() == batch.keys()

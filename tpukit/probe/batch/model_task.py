@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import Batch, ModelOps
 from tpukit.probe.trials.carried import copied
-from tpukit.train.task import Datasets, Task
+from tpukit.train.task import Datasets, PlanSettings, Task
 from tpukit.train.user_code import import_user_file, import_user_module
 
 Factory = Callable[..., nn.Module]
@@ -96,7 +96,8 @@ class ModelTask(Task):
     def datasets(self) -> Datasets:
         raise ConfigError(f"{self.label} has no data: it can be sized, not trained.")
 
-    def example_batches(self, rows: int) -> list[Batch]:
+    def probe_batches(self, settings: PlanSettings) -> list[Batch]:
+        rows = settings.micro_rows
         generator = torch.Generator().manual_seed(0)
         batch = {input_key(spec.name): spec.batch(rows, generator) for spec in self.inputs}
         return [{**batch, "mask": torch.ones(rows)}]

@@ -16,7 +16,7 @@ from tpukit.probe.targets import gpu_here
 from tpukit.probe.trial import Trial, TrialRequest
 from tpukit.train.batch_size import Examples
 from tpukit.train.config import TrainConfig
-from tpukit.train.task import Task
+from tpukit.train.task import Task, for_probing
 
 if TYPE_CHECKING:
     from tpukit.probe.gpu_memory.traced_trial import TracedTrials
@@ -76,7 +76,7 @@ def predict_costs(
     room = memory.limit if memory and memory.limit else 0
     target = gpu_here(str(here["device"]), backend.world_size, max(room, GIB))
     trials = TracedTrials(
-        task.for_probing(),
+        for_probing(task),
         replace(config, precision=backend.precision, shard=False),
         # CUDA's context is there already, and not in the room.
         replace(target, memory_bytes=room, context_bytes=(0, 0)),

@@ -26,7 +26,7 @@ from tpukit.train.loader import example_batches
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder
-from tpukit.train.task import PlanSettings, Task
+from tpukit.train.task import PlanSettings, Task, for_probing
 
 Answer = dict[str, Any]
 # The kernels are a part of their own.
@@ -122,7 +122,7 @@ class DeviceParts:
         """A step in fp32: compared with the one that `folder` has, or kept there."""
         file = Path(folder) / "step.safetensors"
         kept = load_file(file) if file.exists() else {}
-        built = load_task(task, settings, "").for_probing()
+        built = for_probing(load_task(task, settings, ""))
         batch = {n.removeprefix("batch."): t for n, t in kept.items() if n.startswith("batch.")}
         batch = batch or _host_batch(built, self.backend.devices)
         found = _take_steps(built, self.backend, [batch], LINEAR)

@@ -143,12 +143,12 @@ class TrialRunner:
 
     @cached_property
     def _forms(self) -> Sequence[Task]:
-        from tpukit.train.task import forms_of
+        from tpukit.train.task import for_probing, forms_of
 
         source = self.setup.task
         module, _, name = source.factory.partition(":")
         task: Task = getattr(importlib.import_module(module), name)(**source.arguments)
-        return forms_of(task.for_probing())
+        return forms_of(for_probing(task))
 
     def _out_of_memory(self, error: Exception, request: TrialRequest) -> Trial:
         requested, limit = requested_and_limit(str(error))
@@ -170,8 +170,13 @@ def _memory_cause(error: Exception) -> str:
 
 def _with_samples(trial: Trial, task: Task) -> Trial:
     """The trial with the number of training samples, where it is known."""
+    from tpukit.train.task import overrides
+
     try:
-        return dataclasses.replace(trial, samples=task.count_samples(), seen=task.seen_samples)
+        samples = task.known_samples
+        if overrides(task, "count_samples"):
+            samples = task.count_samples()
+        return dataclasses.replace(trial, samples=samples, seen=task.seen_samples)
     except TpukitError:
         return trial
 

@@ -26,7 +26,7 @@ from tpukit.tasks.eit.model.published import load_published, read_published
 from tpukit.tasks.eit.predict import Log, Trained, image_file, predict_images
 from tpukit.tasks.eit.settings import TRAINING, EITConfig, SamplingOptions
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
-from tpukit.train.task import Datasets, Preset, Sample, Task, stack_samples
+from tpukit.train.task import Datasets, PlanSettings, Preset, Sample, Task, stack_samples
 
 NORMALISATION_FILE = "normalisation.npz"
 
@@ -132,13 +132,14 @@ class EITTask(Task):
         predicted = model(noisy, batch["t"], batch["voltages"])
         return {"loss": self.settings.error(predicted.float() - image).flatten(1).mean(1)}
 
-    def example_batches(self, rows: int) -> list[Batch]:
+    def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         rng = np.random.default_rng(0)
         side, map_side = self.settings.network.image_side, self.settings.network.map_side
         sample = {
             "voltages": rng.standard_normal((1, map_side, map_side), dtype=np.float32),
             "image": rng.uniform(-1, 1, (1, side, side)).astype(np.float32),
         }
+        rows = settings.micro_rows
         return [stack_samples([self.draw(sample, rng) for _ in range(rows)], rows)]
 
     def count_samples(self) -> int:

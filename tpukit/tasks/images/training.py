@@ -33,6 +33,7 @@ from tpukit.train.target_loss import TargetLoss, balanced_weights
 from tpukit.train.task import (
     Datasets,
     MicroBatch,
+    PlanSettings,
     Sample,
     Task,
     seeded_generators,
@@ -214,7 +215,7 @@ class ImageTraining(Task):
         batch["mask"] = batch["mask"] * batch.pop("readable")
         return batch
 
-    def example_batches(self, rows: int) -> list[Batch]:
+    def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         side = self.input.side
         image = torch.zeros(3, side, side, dtype=torch.uint8)
         target = self.criterion.target
@@ -224,7 +225,7 @@ class ImageTraining(Task):
         sample = {"image": image, "label": label, **augmentation.not_mixed(), **self._weight(None)}
         if self.beside is not None:
             sample["features"] = np.zeros(len(self.beside.columns), np.float32)
-        return [stack_samples([sample] * rows, rows)]
+        return [stack_samples([sample] * settings.micro_rows, settings.micro_rows)]
 
     def count_samples(self) -> int:
         return len(listing.find_training_images(self.settings, self.predicts)[0])

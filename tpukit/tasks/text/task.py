@@ -284,7 +284,7 @@ class TextTask(Task):
             rows.append(row)
         return stack_samples(rows, micro.rows)
 
-    def example_batches(self, rows: int) -> list[Batch]:
+    def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         """A batch of each length, the longest first; without data of `max_length` alone."""
         if not self.lengths and self._table() is not None:
             self.known_samples = len(self.datasets().train)
@@ -298,6 +298,7 @@ class TextTask(Task):
         data = TextSamples([tokens], None, np.zeros(1, np.int64), label[None], weights)
         if "token_type_ids" in self.tokenizer.model_input_names:
             data = replace(data, kinds=[tokens * 0])
+        rows = settings.micro_rows
         micros = [MicroBatch((), rows, n) for n in self.lengths[::-1] or [self.settings.max_length]]
         batches = [self.collate([data[0]] * rows, micro) for micro in micros]
         return [{**b, "attention_mask": torch.ones_like(b["attention_mask"])} for b in batches]
