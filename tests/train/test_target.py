@@ -51,8 +51,6 @@ ONE_EACH = {name: [int(r % 3 == k) for r in ROWS] for k, name in enumerate(ANIMA
         (KINDS, {"asked": Asked(["colour"])}, ["colour"], "class", "columns"),
         (KINDS, {"sample": sample(id=["a"], c=[0], z=[0])}, ["colour"], "class",
          "its values are columns of sample_submission.csv"),
-        (KINDS, {"classes": ["b", "z"]}, ["breed"], "class",
-         "the only one whose values are classes"),
         ({**KINDS, "target": PATIENT}, {}, ["target"], "class", "its name"),
         ({"fold": WHOLE, "breed": KINDS["breed"], "site": IDS}, {}, ["breed"], "class",
          "the only one whose values are classes"),

@@ -118,8 +118,8 @@ def labelled(
 ) -> LabelledTable:  # fmt: skip
     """The rows of a table with what is learned of them.
 
-    known: what a run has learned, which is not looked for again (of earlier versions the classes
-    alone); features: the setting, whose columns are not learned.
+    known: what a run has learned, which is not looked for again; features: the setting, whose
+    columns are not learned.
 
     Raises DataError for what is not clear or does not fit.
     """
@@ -127,14 +127,14 @@ def labelled(
     sample = sample_beside(root, settings.sample_submission)
     tests = columns_of_tests(root)
     ids = id_column_of(table, settings.id_column, sample, tests)
-    if known is None or not known.columns:
+    if known is None:
         asked = settings.columns.split(",") if settings.columns else None
         beside = map(plain_name, features.split(",") if features else ())
         wanted = {*map(plain_name, sample.columns)} if sample else set()
         apart = (*({*beside} - wanted), settings.fold_column, settings.group_column)
         known = learned_target(
             table, ids, Asked(asked and [name.strip() for name in asked], settings.target,
-            apart), classes=known.classes if known else None, sample=sample, tests=tests,
+            apart), sample=sample, tests=tests,
         )  # fmt: skip
     return LabelledTable(table, ids, known, known.values(table))
 

@@ -177,6 +177,12 @@ class Target:
         ones = columns if self.kind == "labels" else columns == self.grades
         return replace(found, counts=tuple(int(count) for count in ones.sum(0)))
 
+    def blank(self) -> Values:
+        """A value of one row, of the form of those in a batch."""
+        many = (len(self.predicted),) if self.kind in ("labels", "number") else ()
+        least = self.grades[0] if self.kind == "score" else 0
+        return np.full(many, least, np.int64 if self.kind == "class" else np.float32)
+
     def strata(self, values: Values) -> list[int]:
         """What folds share out evenly: classes, sets of labels, scores, tenths of a number."""
         if self.kind == "number":
@@ -196,13 +202,13 @@ class Asked(NamedTuple):
 
 
 def learned_target(
-    table: Table, ids: str, asked: Asked = Asked(), *, classes: Sequence[str] | None = None,  # noqa: B008
-    sample: Table | None = None, tests: Collection[str] = (),
+    table: Table, ids: str, asked: Asked = Asked(), *, sample: Table | None = None,  # noqa: B008
+    tests: Collection[str] = (),
 ) -> Target:  # fmt: skip
     """What a table's rows are labelled with.
 
-    ids: the column of the ids; classes: those of a run that goes on; tests: columns of the test
-    table, which are known when it is predicted.
+    ids: the column of the ids; tests: columns of the test table, which are known when it is
+    predicted.
 
     Raises DataError listing the columns where several are possible, and for what does not fit.
     """
@@ -216,7 +222,7 @@ def learned_target(
     if found is None:
         tested = {*map(plain_name, tests)}
         left = [name for name in others if name not in tested] or others
-        found = _likely({name: values[name] for name in left}, len(table.rows), classes, sample)
+        found = _likely({name: values[name] for name in left}, len(table.rows), sample)
     if found is None:
         raise DataError(
             f"{table.path}: which column is to be predicted is not clear:"
@@ -238,7 +244,7 @@ def learned_target(
         target = replace(target, classes=tuple(numbers_first(present[0])))
     elif kind == "class":
         names = {*columns} if one_hot else present[0]
-        target = replace(target, classes=_classes(table, target, names, wanted, classes))
+        target = replace(target, classes=_classes(table, target, names, wanted))
     _require_fit(table, target, present, wanted, sample)
     return target
 
@@ -291,10 +297,7 @@ def _in_sample(
 
 
 def _likely(
-    values: Mapping[str, set[str]],
-    rows: int,
-    classes: Sequence[str] | None,
-    sample: Table | None,
+    values: Mapping[str, set[str]], rows: int, sample: Table | None
 ) -> tuple[Sequence[str], str] | None:
     """The columns that their number, names or values decide."""
     if len(values) == 1:
@@ -308,8 +311,6 @@ def _likely(
     likely = [name for name in likely if sample or not name.lower().endswith("id")]
     if len(binary) > 1 and {*likely} <= {*binary}:
         return binary, "they hold 0 and 1 alone"
-    if len(likely) != 1 and classes is not None:
-        likely = [name for name in values if values[name] <= {*classes}]
     return (likely, "the only one whose values are classes") if len(likely) == 1 else None
 
 
@@ -348,15 +349,11 @@ def _kind_of_one(name: str, present: set[str], asked: Sequence[str]) -> Kind:
 
 
 def _classes(
-    table: Table, target: Target, names: set[str], wanted: Sequence[str],
-    known: Sequence[str] | None,
-) -> tuple[str, ...]:  # fmt: skip
+    table: Table, target: Target, names: set[str], wanted: Sequence[str]
+) -> tuple[str, ...]:
     """The classes; those of a sample with a column for each too. Raises DataError where the values
-    are no classes, or not those of a run that goes on."""
+    are no classes."""
     place = f"{table.path}, column {', '.join(target.columns[:SHOWN])}"
-    if known is not None:
-        require_known(names, known, place)
-        return tuple(known)
     of_sample = {*wanted} if len(wanted) > 1 and not {*wanted} & {*target.columns} else set()
     if of_sample and (strange := sorted(names - of_sample)):
         raise DataError(

@@ -21,7 +21,6 @@ from tpukit.hardware.eager.distributed import FSDP, repeated_blocks
 from tpukit.tasks.eit.task import TRAINING, EITTask
 from tpukit.tasks.images.task import ImagesTask
 from tpukit.tasks.llm.task import SummarizeTask
-from tpukit.train.target import Target
 from tpukit.train.task import PlanSettings
 
 ENTRIES = entries()
@@ -47,11 +46,10 @@ def summarizer(**settings):
     return task.build_model(TorchOps())
 
 
-TWO = Target("class", ("label",), ("a", "b"))
 MODELS = {
     **{f"eit-{size}": lambda size=size: EITTask(size=size).build_model(TorchOps())
        for size in TRAINING},
-    **{f"images-{name}": lambda name=name: ImagesTask(model=name, predicts=TWO)
+    **{f"images-{name}": lambda name=name: ImagesTask(model=name, classes=2)
        .build_model(TorchOps()) for name in ("convnext_tiny", "resnet10t", "test_convnext")},
     "summarize-gpt2": lambda: summarizer(model="3x2x64"),
     "summarize-lora": lambda: summarizer(model="3x2x64", lora_rank=2),

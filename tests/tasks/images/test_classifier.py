@@ -8,12 +8,11 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.data import create_transform, resolve_data_config
 
-from tpukit.errors import ConfigError, DataError
+from tpukit.errors import CheckpointError, ConfigError, DataError
 from tpukit.tasks.images.evaluate import accuracies
 from tpukit.tasks.images.model.classifier import input_format, layer_groups, load_pretrained
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.tasks.images.task import ImagesTask
-from tpukit.train.submission import neutral_row
 from tpukit.train.task import sample_rng
 
 
@@ -124,11 +123,10 @@ def test_groups_are_timms():
     assert {g.lr_scale for g in layer_groups(model, 0.05, 1.0)} == {1.0}
 
 
-def test_an_older_run_goes_on_without_what_was_added_since():
-    """It recorded neither counts of its classes nor the newer settings."""
-    older = make_task().restore({"classes.json": b'["a", "b"]'})
-    assert neutral_row(older.predicts, "frequencies").tolist() == [0.5, 0.5]
-    assert not {"fold", "group_column", "class_weights"} & older.identity().keys()
-    assert make_task(fold=2, class_weights="balanced").identity().items() >= {
-        ("fold", "2"), ("class_weights", "balanced"),
-    }  # fmt: skip
+@pytest.mark.parametrize("missing", ["target.json", "value_range.json", "data_config.json"])
+def test_what_prepares_images_must_be_in_a_checkpoint(missing):
+    """Other values, classes or crops would be predictions of other images."""
+    kept = dict.fromkeys(("target.json", "value_range.json", "data_config.json"), b"{}")
+    del kept[missing]
+    with pytest.raises(CheckpointError, match=f"holds no {missing}"):
+        make_task().restore(kept)

@@ -22,7 +22,7 @@ def put(path, colour=0):
 
 
 def find(root, classes=None, **settings):
-    known = classes and Target("class", (), tuple(classes))
+    known = classes and Target("class", ("label",), tuple(classes))
     config = build_settings(ImagesConfig, {"data_path": str(root), **settings})
     return find_training_images(config, known)
 

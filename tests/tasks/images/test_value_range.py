@@ -101,18 +101,6 @@ def test_values_without_a_common_scale_are_an_error(tmp_path):
         ImagesTask(value_range="4:0")
 
 
-def test_a_run_of_an_earlier_version_keeps_its_scale(tmp_path):
-    write(tmp_path, np.float32, {"a": [400, 1], "b": [2, 1]})
-    task = ImagesTask(data_path=str(tmp_path))
-    data = task.datasets()
-    older = task.restore({n: v for n, v in data.artifacts.items() if n != "value_range.json"})
-    assert "value_range" in task.identity() and "value_range" not in older.identity()
-    again, pixels = shown(older)
-    assert "value_range.json" not in again.artifacts
-    by_name = {"/".join(file.split("/")[-2:]): int(p.max()) for file, p in pixels.items()}
-    assert by_name == {"a/0.tif": 254, "a/1.tif": 254, "b/0.tif": 2, "b/1.tif": 2}
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run on tissue by its Hounsfield units: black, where each file has a scale from 0."""

@@ -21,7 +21,7 @@ def export_classifier(
     return write_export(folder, tensors, {**artifacts, README_FILE: text.encode()})
 
 
-def preprocessing(form: InputFormat, values: ValueRange | None) -> str:
+def preprocessing(form: InputFormat, values: ValueRange) -> str:
     """How `test` and `predict` prepare an image, in words and in timm's."""
     side, scale = form.side, math.floor(form.side / form.crop_pct)
     fits = {
@@ -29,7 +29,7 @@ def preprocessing(form: InputFormat, values: ValueRange | None) -> str:
         "border": f"long side to {scale} pixels, the short one filled up",
     }.get(form.crop_mode, f"short side to {scale} pixels")
     deep = ""
-    if values is not None and values != SIXTEEN_BITS:
+    if values != SIXTEEN_BITS:
         deep = (
             f"- of more than 8 bits: (value - {values.low:.9g}) * 255 /"
             f" {values.high - values.low:.9g}, cut to 0 to 255, without the fraction\n"

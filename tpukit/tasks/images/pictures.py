@@ -50,7 +50,7 @@ def draw_mistakes(
     probabilities: NDArray[np.float32],
     places: NDArray[np.int64],
     side: int,
-    values: ValueRange | None = None,
+    values: ValueRange,
 ) -> None:
     """A PNG of the images at `places`, each with its class, the predicted one and its share."""
     from matplotlib.figure import Figure

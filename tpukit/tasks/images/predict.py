@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from torch import nn
 
@@ -21,21 +20,21 @@ from tpukit.train.submission import Predictions, form_of, neutral_row
 from tpukit.train.target import Target
 
 
-class ToPredict(NamedTuple):
-    """Images with the ids of their rows, in the order of the submission."""
-
-    ids: Sequence[str]
-    files: Sequence[str]
-    id_column: str
-    texts: Sequence[Mapping[str, str]] = ()
-    """Features of each image by column."""
-
-
-def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
-    """The images of a sample submission, of a table, or of a folder.
+def find_images(task: ImageTraining, request: PredictionRequest) -> tuple[LabelledImages, str]:
+    """The images of a sample submission, of a table, or of a folder, without labels, in the order
+    of the submission; and the name of the column of their ids.
 
     Raises DataError naming what is missing.
     """
+
+    def images(
+        files: Sequence[str], ids: Sequence[str], texts: Sequence[Mapping[str, str]] = ()
+    ) -> LabelledImages:
+        blank = learned(task).blank().tolist()
+        return LabelledImages(
+            tuple(files), (blank,) * len(files), learned(task), tuple(ids), tuple(texts)
+        )
+
     beside = table_file(Path(request.data_path or task.settings.data_path), "test")
     path = request.sample_submission or request.test_csv or (beside if beside.is_file() else None)
     folder = listing.find_test_folder(task.settings, request.data_path)
@@ -43,14 +42,14 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> ToPredict:
         files = listing.image_files(folder)
         if not files:
             raise DataError(f"there is no image in {folder}.", "Name another with --data-path.")
-        return ToPredict(listing.ids_of(files, folder), files, task.settings.id_column or "id")
+        return images(files, listing.ids_of(files, folder)), task.settings.id_column or "id"
     table = table_with_rows(path or beside)
     column = id_column_of(table, task.settings.id_column, needed=1)
     ids, files = table.column(column), listing.files_of(table, column, folder)
     if task.beside is None:
-        return ToPredict(ids, files, column)
+        return images(files, ids), column
     source = table if path == request.test_csv else table_with_rows(request.test_csv or beside)
-    return ToPredict(ids, files, column, _texts_by_id(source, task.beside, column, ids))
+    return images(files, ids, _texts_by_id(source, task.beside, column, ids)), column
 
 
 def _texts_by_id(
@@ -76,12 +75,11 @@ def learned(task: ImageTraining) -> Target:
 
 def check_images(task: ImageTraining, request: PredictionRequest) -> None:
     """Raises what is known of the images to predict before a device is opened."""
-    found = find_images(task, request)
+    found, id_column = find_images(task, request)
     task.require_seen_views(request.run.path)
     neutral_row(learned(task), task.settings.damaged_row)
     sample = request.sample_submission and read_table(request.sample_submission)
-    form_of(learned(task), sample or None, found.id_column,
-            probabilities=task.settings.probabilities)  # fmt: skip
+    form_of(learned(task), sample or None, id_column, probabilities=task.settings.probabilities)
     if task.settings.damaged == "stop":
         check_headers(found.files, values=task.values)
 
@@ -90,17 +88,8 @@ def predicted_images(
     task: ImageTraining, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
 ) -> Predictions:
     """The predictions of the images. Every rank must call it."""
-    found = find_images(task, request)
-    target = learned(task)
-    blank = (_blank(target),) * len(found.files)
-    labels = LabelledImages(tuple(found.files), blank, target, texts=tuple(found.texts))
+    images, id_column = find_images(task, request)
     return Predictions(
-        found.ids, predictions_of(task, model, backend, labels), target, found.id_column,
+        images.ids, predictions_of(task, model, backend, images), images.target, id_column,
         task.settings.damaged_row, task.settings.probabilities,
     )  # fmt: skip
-
-
-def _blank(target: Target) -> object:
-    """A label of images that have none."""
-    many = target.kind in ("labels", "number")
-    return (0.0,) * len(target.columns) if many else 0

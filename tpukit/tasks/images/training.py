@@ -17,14 +17,8 @@ from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import Batch, ModelOps, ParameterGroup
 from tpukit.io.process import is_first_rank
 from tpukit.tasks.images.data import augmentation, listing
-from tpukit.tasks.images.data.depth import (
-    SHALLOW_SUFFIXES,
-    SIXTEEN_BITS,
-    KeptRange,
-    ValueRange,
-    range_of,
-)
-from tpukit.tasks.images.data.files import ImageFiles, check_headers
+from tpukit.tasks.images.data.depth import SIXTEEN_BITS, ValueRange
+from tpukit.tasks.images.data.files import ImageFiles, find_range
 from tpukit.tasks.images.model import classifier
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.train.features import TableFeatures
@@ -42,8 +36,6 @@ from tpukit.train.task import (
 
 TARGET_FILE = "target.json"
 CLASSES_FILE = "classes.json"
-COUNTS_FILE, COLUMNS_FILE = "class_counts.json", "table_columns.json"
-"""Files of runs of earlier versions."""
 RANGE_FILE, FEATURES_FILE = "value_range.json", "features.json"
 CONFIG_FILE = "data_config.json"
 """timm's data configuration of the evaluation."""
@@ -52,8 +44,6 @@ ELSEWHERE = (
     "force_tta", "probabilities", "damaged", "damaged_row", "classes", "pretrained", "value_range",
 )  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
-ADDED = ("fold", "folds", "features", "fold_column", "group_column", "class_weights", "loss")
-"""Settings that are recorded where they are used."""
 
 
 class ImageTraining(Task):
@@ -67,28 +57,21 @@ class ImageTraining(Task):
     settings: ImagesConfig
 
     def __init__(
-        self,
-        *,
-        predicts: Target | str | None = None,
-        beside: TableFeatures | str | None = None,
-        keeps_whole: bool = False,
-        values: ValueRange | None = SIXTEEN_BITS,
-        **settings: Any,
-    ) -> None:
+        self, *, predicts: str | None = None, beside: str | None = None,
+        values: ValueRange = SIXTEEN_BITS, **settings: Any,
+    ) -> None:  # fmt: skip
         """Settings are the fields of `ImagesConfig`.
 
-        predicts: what a run has learned (or its JSON); None: what the data decides.
-        beside: what its model sees beside the image (or its JSON).
-        keeps_whole: see `classifier.input_format`.
-        values: a run's scale of images of more than 8 bits; None: each has its own.
+        predicts: what a run has learned, beside: what its model sees beside the image, both as
+        JSON; None: what the data decides.
+        values: a run's scale of images of more than 8 bits.
         """
         super().__init__(**settings)
         given = self.settings.value_range
         self.values = values if given is None else ValueRange.parse(given)
         classifier.require_model(self.settings.model)
-        self.predicts = Target.from_json(predicts) if isinstance(predicts, str) else predicts
-        self.keeps_whole = keeps_whole
-        self.beside = TableFeatures.from_json(beside) if isinstance(beside, str) else beside
+        self.predicts = None if predicts is None else Target.from_json(predicts)
+        self.beside = None if beside is None else TableFeatures.from_json(beside)
 
     @property
     def criterion(self) -> TargetLoss:
@@ -99,7 +82,7 @@ class ImageTraining(Task):
     @cached_property
     def input(self) -> classifier.InputFormat:
         """The format of the model's images."""
-        return classifier.input_format(self.settings, keeps_whole=self.keeps_whole)
+        return classifier.input_format(self.settings)
 
     @cached_property
     def transforms(self) -> dict[bool, augmentation.Transform]:
@@ -114,7 +97,11 @@ class ImageTraining(Task):
         says = self.predicts is None and is_first_rank()
         for remark in listing.remarks(self.settings, train) if says else ():
             print(remark, file=sys.stderr, flush=True)
-        self._find_range(train.files, valid.files)
+        is_known = self.settings.value_range is not None or self.predicts is not None
+        self.values = find_range(
+            train.files, valid.files, known=self.values if is_known else None,
+            skip=self.settings.damaged == "skip",
+        )  # fmt: skip
         self.predicts = self.predicts or train.target.fitted(train.values)
         if self.beside is None and train.texts:
             self.beside = TableFeatures.fitted(train.texts)
@@ -125,32 +112,13 @@ class ImageTraining(Task):
             artifacts={
                 TARGET_FILE: self.predicts.to_json(),
                 CLASSES_FILE: json.dumps(self.predicts.predicted).encode(),
-                **({} if self.keeps_whole else {CONFIG_FILE: self.input.to_json()}),
-                **({} if self.values is None else {RANGE_FILE: self.values.to_json()}),
+                CONFIG_FILE: self.input.to_json(),
+                RANGE_FILE: self.values.to_json(),
                 **({} if self.beside is None else {FEATURES_FILE: self.beside.to_json()}),
             },
             identity={"data": f"{train.digest()}{valid.digest()}"},
             ids=valid.ids or [Path(file).name for file in valid.files],
         )
-
-    def _find_range(self, *parts: Sequence[str]) -> None:
-        """Finds damaged files, and the scale of those of more than 8 bits unless a run has one.
-
-        The first rank looks at the files, before the others, which find what it found.
-        """
-        is_known = self.settings.value_range is not None or self.predicts is not None
-        kept = KeptRange([file for part in parts for file in part])
-        if not is_first_rank() and (is_known or (found := kept.read())):
-            self.values = self.values if is_known else found
-            return
-        kinds = check_headers(*parts, skip=self.settings.damaged == "skip")
-        if is_known:
-            return
-        unread = [f for f in kept.files if not (f in kinds or f.lower().endswith(SHALLOW_SUFFIXES))]
-        self.values, line = range_of(kinds, unread)
-        kept.write(self.values)
-        if line is not None and is_first_rank():
-            print(line, file=sys.stderr, flush=True)
 
     def samples(self, images: listing.LabelledImages, *, augment: bool = False) -> ImageFiles:
         """A data set of these images."""
@@ -162,24 +130,18 @@ class ImageTraining(Task):
 
     def identity(self) -> dict[str, Any]:
         values = {n: value for n, value in asdict(self.settings).items() if n not in ELSEWHERE}
-        if self.values not in (None, SIXTEEN_BITS):
-            values["value_range"] = str(self.values)
-        # Older runs do not record them.
-        return {n: v for n, v in values.items() if n not in ADDED or v != getattr(ImagesConfig, n)}
+        return {**values, "value_range": str(self.values)}
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
-        if CLASSES_FILE not in artifacts:
-            raise CheckpointError(
-                f"The checkpoint holds no {CLASSES_FILE}.", "Is it a run of the images task?"
-            )
-        kept = artifacts.get(RANGE_FILE)
-        values = None if kept is None else ValueRange.from_json(kept)
-        learned = _recorded_target(artifacts).to_json().decode()
-        beside = artifacts[FEATURES_FILE].decode() if FEATURES_FILE in artifacts else None
+        for name in (TARGET_FILE, RANGE_FILE, CONFIG_FILE):
+            if name not in artifacts:
+                raise CheckpointError(
+                    f"The checkpoint holds no {name}.", "Is it a run of the images task?"
+                )
+        learned, beside = artifacts[TARGET_FILE].decode(), artifacts.get(FEATURES_FILE)
         return type(self)(
-            predicts=learned, beside=beside, values=values,
-            # Runs that kept no configuration did not crop images of another size.
-            keeps_whole=self.keeps_whole or CONFIG_FILE not in artifacts, **asdict(self.settings),
+            predicts=learned, beside=None if beside is None else beside.decode(),
+            values=ValueRange.from_json(artifacts[RANGE_FILE]), **asdict(self.settings),
         )  # fmt: skip
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
@@ -218,10 +180,7 @@ class ImageTraining(Task):
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         side = self.input.side
         image = torch.zeros(3, side, side, dtype=torch.uint8)
-        target = self.criterion.target
-        many = target.kind in ("labels", "number")
-        label = np.zeros(len(target.predicted), np.float32) if many else np.array(0)
-        label = label.astype(np.float32) if target.kind == "score" else label
+        label = self.criterion.target.blank()
         sample = {"image": image, "label": label, **augmentation.not_mixed(), **self._weight(None)}
         if self.beside is not None:
             sample["features"] = np.zeros(len(self.beside.columns), np.float32)
@@ -318,16 +277,3 @@ class ImageTraining(Task):
         features = [batch["features"]] if "features" in batch else []
         scores: Tensor = model(image, *features)
         return scores.float()
-
-
-def _recorded_target(artifacts: Mapping[str, bytes]) -> Target:
-    """What a run has learned; runs of earlier versions kept its classes, and later columns and
-    counts."""
-    if TARGET_FILE in artifacts:
-        return Target.from_json(artifacts[TARGET_FILE])
-    classes, counts, columns = (
-        json.loads(artifacts.get(name, b"null"))
-        for name in (CLASSES_FILE, COUNTS_FILE, COLUMNS_FILE)
-    )
-    learned, others = (tuple((columns or {}).get(name, ())) for name in ("learned", "others"))
-    return Target("class", learned, tuple(classes), "", others, tuple(counts or ()))

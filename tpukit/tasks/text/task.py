@@ -289,10 +289,7 @@ class TextTask(Task):
         if not self.lengths and self._table() is not None:
             self.known_samples = len(self.datasets().train)
         target = self.criterion.target
-        many = (len(target.predicted),) if target.kind in ("labels", "number") else ()
-        label = np.zeros(many, np.int64 if target.kind == "class" else np.float32)
-        if target.kind == "score":
-            label = label + np.float32(target.grades[0])
+        label = target.blank()
         tokens = np.ones(1, np.int32)
         weights = self._weights(label[None])
         data = TextSamples([tokens], None, np.zeros(1, np.int64), label[None], weights)

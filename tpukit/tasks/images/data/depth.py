@@ -4,16 +4,13 @@ One scale holds for all files: a value means the same in each of them (a Hounsfi
 photons). 8-bit images have theirs.
 """
 
-import hashlib
 import json
 import math
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -21,7 +18,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tpukit.errors import DataError
-from tpukit.io.folders import JsonCache, cache_folder
 from tpukit.io.process import allowed_cores, is_first_rank
 from tpukit.io.progress import Progress
 
@@ -47,8 +43,6 @@ MANY = 1000
 """Files from which on the progress is shown."""
 AT_ONCE = 16
 """Files between two looks at the progress and at what is known."""
-FORMAT = 1
-"""Version of what the cache keeps."""
 HINT = "Store them alike, or give the values of black and white: --set value_range=MIN:MAX"
 
 
@@ -72,8 +66,11 @@ class ValueRange:
         return cls(low, high)
 
     @classmethod
-    def from_json(cls, content: bytes | str) -> Self:
-        found = json.loads(content)
+    def from_json(cls, content: bytes) -> Self:
+        return cls.from_fields(json.loads(content))
+
+    @classmethod
+    def from_fields(cls, found: Mapping[str, Any]) -> Self:
         return cls(found["low"], found["high"], tuple(found["kinds"]))
 
     def to_json(self) -> bytes:
@@ -137,16 +134,6 @@ def values_of(image: Image.Image) -> Values:
     return values
 
 
-def grey_by_itself(values: Values, kind: Kind) -> NDArray[np.uint8]:
-    """The scale of earlier runs: each file's own."""
-    largest = float(np.fmax.reduce(values, None, initial=0.0))
-    if kind == "floating point":
-        most = next((most for most in (1.0, 255.0) if largest <= most), largest)
-    else:
-        most = 65535.0 if largest > 255 or kind == "16 bits" else 255.0
-    return ValueRange(0, most).grey(values)
-
-
 def require_kind(file: str, kind: Kind, values: ValueRange) -> None:
     """Raises DataError for a file whose values a scale is not for: they may mean anything."""
     if not values.kinds or kind in values.kinds or (kind == "8 bits" and values.is_full):
@@ -203,11 +190,8 @@ def _rounded(low: float, high: float, whole: bool) -> tuple[float, float]:
 
 
 def _extremes(files: Sequence[str], stops_at: float) -> tuple[float, float]:
-    """The smallest and largest finite value of files, kept in the cache; those that cannot be read
-    are left out. A value above `stops_at` ends the search."""
-    cache, key = JsonCache(cache_folder() / "images", FORMAT), {"files": _digest(files)}
-    if (known := cache.read(key)) is not None:
-        return float(known["low"]), float(known["high"])
+    """The smallest and largest finite value of files; those that cannot be read are left out. A
+    value above `stops_at` ends the search."""
     low, high = math.inf, -math.inf
     enabled = is_first_rank() and len(files) > MANY
     with (
@@ -222,27 +206,7 @@ def _extremes(files: Sequence[str], stops_at: float) -> tuple[float, float]:
             progress.update(start + len(some))
             if high > stops_at:
                 break
-    if low > high:
-        low = high = 0.0
-    cache.write(key, {"low": low, "high": high})
-    return low, high
-
-
-class KeptRange:
-    """The range of some files in the cache, from the first rank for the others."""
-
-    def __init__(self, files: Sequence[str]) -> None:
-        self.files = files
-        self._cache = JsonCache(cache_folder() / "images", FORMAT)
-        names = os.fsencode("\n".join(files))
-        self._key = {"names": hashlib.sha256(names).hexdigest()}
-
-    def read(self) -> ValueRange | None:
-        found = self._cache.read(self._key)
-        return ValueRange.from_json(json.dumps(found)) if found else None
-
-    def write(self, values: ValueRange) -> None:
-        self._cache.write(self._key, asdict(values))
+    return (low, high) if low <= high else (0.0, 0.0)
 
 
 def _extremes_of(file: str) -> tuple[float, float]:
@@ -256,13 +220,3 @@ def _extremes_of(file: str) -> tuple[float, float]:
     if values.dtype.kind == "f":
         values = values[np.isfinite(values)]
     return (float(values.min()), float(values.max())) if values.size else (math.inf, -math.inf)
-
-
-def _digest(files: Sequence[str]) -> str:
-    """Changes with the name, size and time of a file."""
-    digest = hashlib.sha256()
-    for file in files:
-        status = Path(file).stat()
-        line = f"{Path(file).absolute()} {status.st_size} {status.st_mtime_ns}\n"
-        digest.update(os.fsencode(line))
-    return digest.hexdigest()

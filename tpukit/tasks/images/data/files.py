@@ -4,12 +4,13 @@ Damaged files are found by their headers before a run starts. A whole header say
 pixels: what else is damaged is met when it is decoded.
 """
 
+import hashlib
 import os
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,19 @@ import numpy as np
 from PIL import Image
 
 from tpukit.errors import DataError
+from tpukit.io.folders import JsonCache, cache_folder
 from tpukit.io.process import is_first_rank
 from tpukit.io.progress import Progress
 from tpukit.tasks.images.data.depth import (
     SHALLOW_SUFFIXES,
+    SIXTEEN_BITS,
     UNREADABLE,
     Kind,
     ValueRange,
-    grey_by_itself,
     kind_of,
     large_images_meant,
     opened,
+    range_of,
     require_kind,
     values_of,
 )
@@ -44,11 +47,11 @@ DAMAGED_HINT = (
 )
 
 
-def decode(file: str, side: int, values: ValueRange | None = None) -> Image.Image:
+def decode(file: str, side: int, values: ValueRange = SIXTEEN_BITS) -> Image.Image:
     """An image file in RGB: grey, 16-bit, CMYK and palette images are converted.
 
     side: of the model's input; a JPEG that is much larger is decoded at a smaller scale.
-    values: the scale of images of more than 8 bits; None: each has its own, as in earlier runs.
+    values: the scale of images of more than 8 bits.
 
     Raises DataError naming a file that is damaged, not an image, or not of the kind that the scale
     is for.
@@ -68,15 +71,12 @@ def _reason(file: str, error: Exception) -> str:
     return str(error).replace(repr(file), "it") or type(error).__name__
 
 
-def _as_rgb(file: str, image: Image.Image, side: int, values: ValueRange | None) -> Image.Image:
+def _as_rgb(file: str, image: Image.Image, side: int, values: ValueRange) -> Image.Image:
     image.draft("RGB", (DRAFT_FACTOR * side, DRAFT_FACTOR * side))
     kind = kind_of(image)
-    if values is not None:
-        require_kind(file, kind, values)
+    require_kind(file, kind, values)
     if kind != "8 bits":
-        found = values_of(image)
-        grey = grey_by_itself(found, kind) if values is None else values.grey(found)
-        return Image.fromarray(grey).convert("RGB")
+        return Image.fromarray(values.grey(values_of(image))).convert("RGB")
     if image.mode in ("P", "LA", "PA", "RGBA") or "transparency" in image.info:
         # Transparent pixels have any colour: they are shown on white.
         opaque = Image.new("RGBA", image.size, "white")
@@ -91,6 +91,8 @@ SHOWN = 10
 THREADS = 16
 """They wait for the disk, or the network, most of the time."""
 AT_ONCE = 2048
+FORMAT = 1
+"""Version of what the cache keeps."""
 MANY = 5000
 """Files from which on the progress is shown."""
 MOST_SECONDS = 60.0
@@ -125,6 +127,30 @@ def check_headers(
     print(f"{message}. They are left out; in training the next image takes their place.",
           file=sys.stderr, flush=True)  # fmt: skip
     return kinds
+
+
+def find_range(*parts: Sequence[str], known: ValueRange | None, skip: bool) -> ValueRange:
+    """The scale of a data set's files of more than 8 bits; see `check_headers` for damaged ones.
+
+    The first rank looks at the files, before the others, which find what it found in the cache.
+    """
+    files = [file for part in parts for file in part]
+    cache = JsonCache(cache_folder() / "images", FORMAT)
+    key = {"names": hashlib.sha256(os.fsencode("\n".join(files))).hexdigest()}
+    if not is_first_rank():
+        if known is not None:
+            return known
+        if (found := cache.read(key)) is not None:
+            return ValueRange.from_fields(found)
+    kinds = check_headers(*parts, skip=skip)
+    if known is not None:
+        return known
+    unread = [f for f in files if not (f in kinds or f.lower().endswith(SHALLOW_SUFFIXES))]
+    values, line = range_of(kinds, unread)
+    cache.write(key, asdict(values))
+    if line is not None and is_first_rank():
+        print(line, file=sys.stderr, flush=True)
+    return values
 
 
 def read_headers(files: Sequence[str]) -> tuple[dict[str, Kind], dict[str, str]]:
@@ -192,7 +218,7 @@ class ImageFiles:
     _: KW_ONLY
     augment: bool
     skip_damaged: bool = False
-    values: ValueRange | None = None
+    values: ValueRange = SIXTEEN_BITS
     features: TableFeatures | None = None
 
     def __len__(self) -> int:

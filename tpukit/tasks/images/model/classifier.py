@@ -60,19 +60,12 @@ def require_model(name: str) -> None:
         )
 
 
-def input_format(config: ImagesConfig, *, keeps_whole: bool = False) -> InputFormat:
-    """The input of the configured model, by timm's own data configuration.
-
-    keeps_whole: as in runs of earlier versions, whose images of another size than the weights' were
-    not cropped before the middle was cut out.
-    """
+def input_format(config: ImagesConfig) -> InputFormat:
+    """The input of the configured model, by timm's own data configuration."""
     found = resolve_data_config({}, pretrained_cfg=_pretrained_config(config.model))
     side = config.image_size or int(found["input_size"][-1])
-    crop = float(found["crop_pct"])
-    if keeps_whole and side != found["input_size"][-1]:
-        crop = 1.0
-    interpolation, mode = found["interpolation"], found["crop_mode"]
-    return InputFormat(side, found["mean"], found["std"], interpolation, crop, mode)
+    names = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
+    return InputFormat(side, **{name: found[name] for name in names})
 
 
 def _pretrained_config(name: str) -> dict[str, Any]:
