@@ -1,7 +1,7 @@
 """The state of any optimizer in a checkpoint: tensors by name, and what JSON can hold."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -186,7 +186,11 @@ class OptimizerState:
         """
         present, forms = self.tensors(), values.get("values", {})
         self._require_same_kind(values.get("class", "AdamW"), present, {*tensors, *forms})
-        rooms = {key: self._room(key, value, present.get(key)) for key, value in tensors.items()}
+        on_device = self._counted_on_device()
+        rooms = {
+            key: self._room(key, value, present.get(key), on_device)
+            for key, value in tensors.items()
+        }
         load(rooms)
         entries = {
             key: self._unpack(forms.get(key, {"tensor": key, "strides": None}), rooms)
@@ -237,7 +241,9 @@ class OptimizerState:
                 id="changed-arithmetic",
             )
 
-    def _room(self, key: str, value: Tensor, present: Tensor | None) -> Tensor:
+    def _room(
+        self, key: str, value: Tensor, present: Tensor | None, on_device: Collection[int]
+    ) -> Tensor:
         """A tensor for a checkpoint's value, where the optimizer would have made it."""
         if present is not None and (present.shape, present.dtype) == (value.shape, value.dtype):
             return present
@@ -245,19 +251,21 @@ class OptimizerState:
         if like is None:
             device = next(iter(self.parameters.values())).device
             return torch.zeros_like(value, device=device if value.ndim else "cpu")
-        if kind == "step" and not self._counts_on_device(like):
+        if kind == "step" and id(like) not in on_device:
             return torch.zeros_like(value, device="cpu")
         if value.shape == like.shape:
             return torch.zeros_like(like, dtype=value.dtype).detach()
         return local(like).new_zeros(value.shape, dtype=value.dtype).detach()
 
-    def _counts_on_device(self, parameter: nn.Parameter) -> bool:
-        """As torch's `load_state_dict` has it."""
-        return any(
-            bool(group.get("capturable") or group.get("fused"))
+    def _counted_on_device(self) -> set[int]:
+        """The `id` of the parameters whose steps are counted there, as torch's `load_state_dict`
+        has it."""
+        return {
+            id(parameter)
             for group in self.optimizer.param_groups
-            if any(p is parameter for p in group["params"])
-        )
+            if group.get("capturable") or group.get("fused")
+            for parameter in group["params"]
+        }
 
 
 def _as_saved(saved: Any, loaded: Any) -> Any:
