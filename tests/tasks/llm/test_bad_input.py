@@ -46,11 +46,6 @@ GOOD = b"id,dialogue,summary\n" + b"".join(b"%d,Ann: hi,They greet.\n" % i for i
 FAULTS = {
     "no file": (None, "There is no training file data/train.csv"),
     "missing column": (b"id,dialogue,sumary\n1,a,b\n", "Rename 'sumary' to 'summary'?"),
-    "duplicate id": (GOOD + b"3,a,b\n", "'3' was row 4's already"),
-    "empty id": (GOOD + b",a,b\n", "row 9 (line 10), column 'id' is empty"),
-    "empty dialogue": (GOOD + b"9,,b\n", "column 'dialogue' is empty"),
-    "not utf-8": (GOOD + "9,é,caf".encode() + b"\xe9\n", "line 10: byte 0xe9 is not UTF-8"),
-    "open quote": (GOOD + b'9,"a,b\n', "a quote is opened and never closed"),
     "no rows": (b"id,dialogue,summary\n", "has no rows"),
     "too long": (
         b"id,dialogue,summary\n1,a," + b"words " * 200 + b"\n",
@@ -99,12 +94,12 @@ def test_an_option_that(train, options: list[str], text: str) -> None:  # type: 
 
 
 def test_a_vocabulary_that_does_not_fit_the_weights(train, tmp_path: Path, ops) -> None:  # type: ignore[no-untyped-def]
-    from tpukit.tasks.llm.data.tokenizer import Tokenizer
+    from tpukit.tasks.llm.data.tokenizer_choice import train_tokenizer
     from tpukit.tasks.llm.export import export_hugging_face
     from tpukit.tasks.llm.model.load import from_scratch, load_lm
 
     shape = from_scratch("1x1x16", 900, 256)
-    bytes_alone = Tokenizer({bytes([byte]): byte for byte in range(256)}, 256)
+    bytes_alone = train_tokenizer([], 257)
     export_hugging_face(tmp_path / "hf", shape, load_lm(shape, torch.float32), bytes_alone)
     code, told = train(GOOD, "--init", str(tmp_path / "hf"), "--model", "gpt2")
     assert code == 2
@@ -131,18 +126,20 @@ def test_a_device_is_no_file_to_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "allowed"),
+    ("given", "said"),
     [
-        ("temperature", float("nan"), r"\(0, 1000\]"),
-        ("temperature", 0.0, r"\(0, 1000\]"),
-        ("top_p", float("inf"), r"\(0, 1\]"),
-        ("num_beams", 2**63, r"\[1, 1024\]"),
-        ("max_new_tokens", 10**20, r"\[1, 1048576\]"),
+        ({"temperature": float("nan")}, r"--temperature .* in \(0, 1000\]"),
+        ({"temperature": 0.0}, r"--temperature .* in \(0, 1000\]"),
+        ({"top_p": float("inf")}, r"--top-p .* in \(0, 1\]"),
+        ({"num_beams": 2**63}, r"--num-beams .* in \[1, 1024\]"),
+        ({"max_new_tokens": 0}, r"--max-new-tokens .* in \[1, 1048576\]"),
+        ({"max_new_tokens": 10**20}, r"--max-new-tokens .* in \[1, 1048576\]"),
+        ({"do_sample": True, "num_beams": 2}, "--do-sample and --num-beams are both given"),
     ],
 )
-def test_decoding_out_of_range(name, value, allowed) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} .* in {allowed}"):
-        Decoding(**{name: value})
+def test_senseless_decoding(given, said) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=said):
+        Decoding(**given)
 
 
 def test_a_run_of_another_task(tmp_path: Path) -> None:

@@ -107,33 +107,26 @@ def cxx_compiler(facts: Facts, options: CheckOptions) -> Verdict:
 
 def weights_reachable(facts: Facts, options: CheckOptions) -> Verdict:
     """GPT-2's tokenizer and weights are cached or can be downloaded."""
-    servers = {"weights": "huggingface.co", "tokenizer": "openaipublic.blob.core.windows.net"}
-    missing = [
-        servers[name]
-        for name, here in _cached(facts).items()
-        if not here and not facts.host.reaches(servers[name], 443, _NETWORK_SECONDS)
-    ]
-    if not missing:
-        return passed("cached, or their servers answer")
+    if _cached(facts) or facts.host.reaches("huggingface.co", 443, _NETWORK_SECONDS):
+        return passed("cached, or their server answers")
     return warned(
-        f"not cached, and {' and '.join(missing)} cannot be reached",
+        "not cached, and huggingface.co cannot be reached",
         "tpukit summarize-train --init DIR --tokenizer FILE    # attached files; in a notebook "
         "switch the internet on",
     )
 
 
-def _cached(facts: Facts) -> dict[str, bool]:
-    """Whether GPT-2's tokenizer and weights lie in the caches of tiktoken and huggingface_hub."""
+def _cached(facts: Facts) -> bool:
+    """Whether GPT-2's tokenizer and weights lie in the cache of huggingface_hub."""
     environment = facts.host.environment
     hugging_face = environment.get("HF_HOME", f"{_user_cache(facts)}/huggingface")
     hub = environment.get("HF_HUB_CACHE", f"{hugging_face}/hub")
-    models = ("models--gpt2", "models--openai-community--gpt2")
-    has_weights = any(facts.host.names(f"{hub}/{model}/snapshots") for model in models)
-    tiktoken = environment.get("TIKTOKEN_CACHE_DIR") or environment.get("DATA_GYM_CACHE_DIR")
-    return {
-        "weights": has_weights,
-        "tokenizer": has_weights or bool(tiktoken and facts.host.names(tiktoken)),
-    }
+    kept = [
+        f"{hub}/{model}/snapshots" for model in ("models--gpt2", "models--openai-community--gpt2")
+    ]
+    names = [set(facts.host.names(f"{folder}/{revision}"))
+             for folder in kept for revision in facts.host.names(folder)]  # fmt: skip
+    return any({"model.safetensors", "tokenizer.json"} <= files for files in names)
 
 
 def _user_cache(facts: Facts) -> str:

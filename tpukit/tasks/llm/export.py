@@ -8,10 +8,8 @@ from typing import Any
 
 from tpukit.io.files import write_file, writing_errors
 from tpukit.tasks.hub.models import without_output
-from tpukit.tasks.llm.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.llm.data.prompt import SUMMARIES, PromptStyle
-from tpukit.tasks.llm.data.tokenizer import Tokenizer
-from tpukit.tasks.llm.data.tokenizer_json import tokenizer_json
+from tpukit.tasks.llm.data.tokenizer import END_OF_TEXT, Tokenizer
 from tpukit.tasks.llm.model.load import Shape
 from tpukit.train.weights import README_FILE
 
@@ -39,7 +37,7 @@ def export_hugging_face(
     folder: Path,
     shape: Shape,
     lm: Any,
-    tokenizer: Tokenizer | HubTokenizer,
+    tokenizer: Tokenizer,
     style: PromptStyle = SUMMARIES,
     adapter: Mapping[str, bytes] | None = None,
 ) -> list[Path]:
@@ -85,28 +83,20 @@ def _python_of(style: PromptStyle) -> str:
     return f"tokenizer.apply_chat_template({messages}, tokenize=False, add_generation_prompt=True)"
 
 
-def _tokenizer_files(tokenizer: Tokenizer | HubTokenizer, block_size: int) -> dict[str, str]:
-    if isinstance(tokenizer, HubTokenizer):
-        files = {name: text for name, text in tokenizer.files.items() if name != "config.json"}
-        generation = json.loads(files.get("generation_config.json", "{}"))
-        generation["eos_token_id"] = sorted(tokenizer.ends)
-        return files | {"generation_config.json": json.dumps(generation)}
-    fields = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": block_size,
-        "eos_token": "<|endoftext|>",
-        "pad_token": "<|endoftext|>",
-    }
-    return {
-        "tokenizer.json": tokenizer_json(tokenizer),
-        "tokenizer_config.json": json.dumps(fields),
-        "generation_config.json": json.dumps({"eos_token_id": tokenizer.end}),
-    }
+def _tokenizer_files(tokenizer: Tokenizer, block_size: int) -> dict[str, str]:
+    files = {name: text for name, text in tokenizer.files.items() if name != "config.json"}
+    if tokenizer.of_no_model:
+        ends = dict.fromkeys(("eos_token", "pad_token"), END_OF_TEXT)
+        fields = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": block_size}
+        files["tokenizer_config.json"] = json.dumps(fields | ends)
+    generation = json.loads(files.get("generation_config.json", "{}"))
+    generation["eos_token_id"] = sorted(tokenizer.ends)
+    return files | {"generation_config.json": json.dumps(generation)}
 
 
-def _export_config(shape: Shape, tokenizer: Tokenizer | HubTokenizer) -> Any:
+def _export_config(shape: Shape, tokenizer: Tokenizer) -> Any:
     config: Any = shape.config
-    if isinstance(tokenizer, Tokenizer):
+    if tokenizer.of_no_model:
         # Without them, transformers takes the numbers of the family's first tokenizer.
         config.bos_token_id = config.eos_token_id = tokenizer.end
         config.pad_token_id = None

@@ -28,11 +28,6 @@ from tpukit.tasks.llm.data.dataset import (
     sample_sizes,
     split_indices,
 )
-from tpukit.tasks.llm.data.hub_tokenizer import (
-    HubTokenizer,
-    has_tokenizer,
-    tokenizer_from_bytes,
-)
 from tpukit.tasks.llm.data.packing import (
     PackedPlan,
     RowShape,
@@ -48,7 +43,7 @@ from tpukit.tasks.llm.data.token_cache import (
     file_digest,
     open_token_cache,
 )
-from tpukit.tasks.llm.data.tokenizer import Tokenizer
+from tpukit.tasks.llm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_from_bytes
 from tpukit.tasks.llm.data.tokenizer_choice import (
     load_tokenizer,
     trained_tokenizer,
@@ -147,7 +142,7 @@ class SummarizeTask(Task):
         return training_file(local_data(self.settings.data_path))
 
     @cached_property
-    def tokenizer(self) -> Tokenizer | HubTokenizer:
+    def tokenizer(self) -> Tokenizer:
         """A run's tokenizer, else the one read, or trained on the training file."""
         name = self.settings.tokenizer
         if not name:
@@ -155,9 +150,10 @@ class SummarizeTask(Task):
             name = weights if weights and has_tokenizer(Path(weights)) else "gpt2"
         if name == "train":
             columns = self.settings.style.columns
-            return trained_tokenizer(self.train_file, self.settings.vocabulary_size, columns)
-        found = load_tokenizer(name)
-        return found.for_chat() if self.settings.chat and isinstance(found, HubTokenizer) else found
+            found = trained_tokenizer(self.train_file, self.settings.vocabulary_size, columns)
+        else:
+            found = load_tokenizer(name)
+        return found.for_chat() if self.settings.chat else found
 
     @cached_property
     def _named(self) -> str:

@@ -10,9 +10,9 @@ import pytest
 from tiny_qwen import write_tokenizer
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.llm.data.hub_tokenizer import ASKED, HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.llm.data.prompt import PromptFormat, PromptStyle
 from tpukit.tasks.llm.data.rows import Columns, Row, read_rows
+from tpukit.tasks.llm.data.tokenizer import ASKED, tokenizer_from_bytes
 from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer
 from tpukit.tasks.llm.evaluate import read_references, score_rows
 from tpukit.tasks.llm.task import SummarizeTask
@@ -43,7 +43,7 @@ def written(path: Path, rows: list[dict]) -> Path:  # type: ignore[type-arg]
 def test_tokens_are_those_of_transformers(folder: Path) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     ours = load_tokenizer(str(folder / "tokenizer.json"))
-    assert isinstance(ours, HubTokenizer)
+
     text = "Ann: e\u0301t\u00e9, 2026 \U0001f600 who?"
     assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
     assert ours.decode([*ours.encode("Ann came."), ours.end, 5]) == "Ann came."
@@ -389,20 +389,10 @@ def test_the_first_line_of_a_conversation_is_that_of_its_question(tmp_path: Path
     assert (metrics["rougeL_lead"], each.tolist()) == (1.0, [0.5])
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("[1]", "line 2: a list"),
-        ("{", "line 2: not JSON"),
-        ('{"other": 1}', "line 2 has other"),
-        ('{"messages": "hi"}', "not a list of messages"),
-    ],
-)
-def test_bad_lines_are_named(tmp_path: Path, line: str, said: str) -> None:
-    path = written(tmp_path / "x.jsonl", [{"messages": MESSAGES}])
-    path.write_text(path.read_text() + line + "\n")
+def test_what_is_no_list_of_messages_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", [{"messages": MESSAGES}, {"messages": "hi"}])
     columns = Columns("messages", id=None, has_messages=True)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=r"row 2 .*not a list of messages"):
         list(read_rows(path, summaries=True, columns=columns))
 
 

@@ -17,6 +17,7 @@ from tpukit.tasks.llm.data.prompt import BEFORE_DIALOGUE, BEFORE_SUMMARY, Prompt
 from tpukit.tasks.llm.data.rows import Row
 from tpukit.tasks.llm.data.token_cache import open_token_cache
 from tpukit.tasks.llm.data.tokenizer import Tokenizer
+from tpukit.tasks.llm.data.tokenizer_choice import train_tokenizer
 from tpukit.tasks.llm.generate import write_dialogues
 
 COLUMNS = ["id", "dialogue", "summary"]
@@ -27,7 +28,7 @@ def test_a_sample_is_markers_dialogue_summary_and_end(
 ) -> None:  # type: ignore[no-untyped-def]
     path = write_csv(tmp_path / "t.csv", COLUMNS, [["1", "Ann: hi\r\nBob: ho", "They greet."]])
     tokens, targets, _ = open_token_cache(path, tokenizer, 256).example(0)
-    text = tokenizer.encoding.decode(tokens.tolist())
+    text = tokenizer._whole.decode(tokens.tolist(), skip_special_tokens=False)
     expected = f"{BEFORE_DIALOGUE}Ann: hi\r\nBob: ho{BEFORE_SUMMARY}They greet.<|endoftext|>"
     assert text == expected
     assert tokens[-1] == tokenizer.end
@@ -38,7 +39,7 @@ def test_the_dialogue_is_cut_never_the_rest(tokenizer: Tokenizer) -> None:
     formats = PromptFormat(tokenizer, 64)
     example = formats.example(Row(1, "1", "long words " * 1000, "A short one."))
     assert example is not None and len(example.tokens) == 64
-    text = tokenizer.encoding.decode(example.tokens)
+    text = tokenizer._whole.decode(example.tokens, skip_special_tokens=False)
     assert text.startswith(BEFORE_DIALOGUE + "long words")
     assert text.endswith(BEFORE_SUMMARY + "A short one.<|endoftext|>")
     assert formats.example(Row(1, "1", "x", "summary " * 100)) is None
@@ -77,7 +78,7 @@ def test_content_tokenizer_and_context_are_the_key(
     assert open_token_cache(path, tokenizer, 64).path == first
     assert first.stat().st_mtime_ns == stamp
     assert open_token_cache(path, tokenizer, 128).path != first
-    assert open_token_cache(path, Tokenizer(tokenizer.ranks, 600), 64).path != first
+    assert open_token_cache(path, train_tokenizer(["abc"], 300), 64).path != first
     write_csv(path, COLUMNS, [["1", "abd", "x"]])
     assert open_token_cache(path, tokenizer, 64).path != first
 
@@ -102,12 +103,12 @@ def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     files = write_dialogues(tmp_path, 8_000, 0)
-    (tmp_path / "t.tiktoken").write_bytes(tokenizer.to_bytes())
+    (tmp_path / "t.json").write_text(tokenizer.files["tokenizer.json"])
     code = (
         "import sys; from pathlib import Path;"
         "from tpukit.tasks.llm.data.token_cache import open_token_cache;"
         "from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer;"
-        f"tokenizer = load_tokenizer({str(tmp_path / 't.tiktoken')!r});"
+        f"tokenizer = load_tokenizer({str(tmp_path / 't.json')!r});"
         f"open_token_cache(Path({str(files.train)!r}), tokenizer, 256)"
     )
     child = subprocess.Popen([sys.executable, "-c", code])

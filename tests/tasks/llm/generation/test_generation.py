@@ -1,4 +1,4 @@
-"""Tokens equal transformers' `generate`; cached equals uncached; draws belong to rows."""
+"""Tokens equal transformers' `generate`; draws belong to rows."""
 
 import copy
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from fake_backend import FakeBackend
 
-from tpukit.errors import ConfigError
 from tpukit.tasks.llm.generation import continuous_batching
 from tpukit.tasks.llm.generation.batch_decoder import BatchDecoder
 from tpukit.tasks.llm.generation.beam import BeamGenerator
@@ -216,16 +215,6 @@ def test_chunks_share_a_cache(pair, monkeypatch, options, devices):  # type: ign
     assert len({*caches}) == 1 and len(caches) > 4
 
 
-def test_cached_equals_uncached(pair):  # type: ignore[no-untyped-def]
-    _, ours = pair
-    for prompt in (prompts := make_prompts(5)):
-        tokens = prompt.tokens.tolist()
-        with torch.no_grad():
-            while len(tokens) < len(prompt.tokens) + 12 and tokens[-1] != END:
-                tokens.append(int(ours(torch.tensor([tokens]))[0, -1].argmax()))
-        assert generate(ours, prompts, Decoding(12))[prompt.row] == tokens[len(prompt.tokens) :]
-
-
 def test_a_context_that_is_full_ends_a_row(ops):  # type: ignore[no-untyped-def]
     _, model = model_pair("gpt2", GPT2 | {"n_positions": 24}, ops)
     made = generate(model, [Prompt(0, np.full(20, 9))], Decoding(50), positions=24)
@@ -266,12 +255,3 @@ def test_tokens_beyond_the_vocabulary_are_never_chosen(ops):  # type: ignore[no-
     for decoding in (Decoding(20), Decoding(20, num_beams=2), Decoding(20, do_sample=True)):
         made = generate(model, make_prompts(3), decoding)
         assert max(max(tokens) for tokens in made.values()) < VOCABULARY
-
-
-@pytest.mark.parametrize("options", [
-    {"max_new_tokens": 0}, {"temperature": 0.0}, {"top_p": 1.5},
-    {"do_sample": True, "num_beams": 2},
-])  # fmt: skip
-def test_senseless_options(options):  # type: ignore[no-untyped-def]
-    with pytest.raises(ConfigError):
-        Decoding(**options)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -9,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.tasks.llm.data.hub_tokenizer import ANSWERED, ASKED, HubTokenizer
 from tpukit.tasks.llm.data.rows import DIALOGUES, Columns, Row
-from tpukit.tasks.llm.data.tokenizer import Tokenizer, first_tokens
+from tpukit.tasks.llm.data.tokenizer import ANSWERED, ASKED, Tokenizer
 
 BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"
 BEFORE_SUMMARY = "\n\n### SUMMARY:\n"
@@ -85,20 +85,16 @@ class PromptFormat:
 
     def __init__(
         self,
-        tokenizer: Tokenizer | HubTokenizer,
+        tokenizer: Tokenizer,
         block_size: int,
         style: PromptStyle = SUMMARIES,
     ) -> None:
-        if isinstance(tokenizer, HubTokenizer):
-            self._pieces = lru_cache(4096)(tokenizer.chat_pieces)
-        elif style.chat:
-            raise ConfigError(
-                "chat: this tokenizer has no chat template.", "Give --init DIR of a chat model."
-            )
+        self._pieces = lru_cache(4096)(tokenizer.chat_pieces)
+        if style.chat:
+            _ = self._pieces(ASKED, asks=True)  # a tokenizer without a chat template ends here
         self.tokenizer = tokenizer
         self.block_size = block_size
         self.style = style
-        self._prefix = getattr(tokenizer, "prefix", [])
 
     def prompt(self, row: Row, room_after: int) -> list[int]:
         """The prompt of a row, leaving `room_after` tokens of the context free.
@@ -110,7 +106,7 @@ class PromptFormat:
             while (excess := len(tokens := self._conversation(row)[0]) - room) > 0:
                 row = _without_oldest_turn(row) or self._cut(row, excess)
             return tokens
-        room = self.block_size - room_after - len(self._prefix)
+        room = self.block_size - room_after - len(self.tokenizer.prefix)
         before, text, after = self._parts(row)
         encode = self.tokenizer.encode_parts
         tokens = first_tokens(lambda text: encode([*before, text, *after]), text, max(room, 0) + 1)
@@ -125,7 +121,7 @@ class PromptFormat:
                     " with --prompt-column: it is cut.",
                 )
             tokens = first_tokens(lambda text: encode([*before, text]), text, kept) + end
-        return [*self._prefix, *tokens]
+        return [*self.tokenizer.prefix, *tokens]
 
     def _parts(self, row: Row) -> tuple[list[str], str, list[str]]:
         """The prompt's column, and what is before and after it: texts of the template and of
@@ -188,8 +184,6 @@ class PromptFormat:
     @cached_property
     def _lead(self) -> tuple[str, str]:
         """The end of a prompt, and the blank that the chat template writes before an answer."""
-        if not isinstance(self.tokenizer, HubTokenizer):
-            return "", ""
         if not self.style.chat:
             return self.style.places.split(self.style.around[1])[-1], ""
         asks = self._pieces(ASKED, asks=True).texts[-1]
@@ -200,7 +194,6 @@ class PromptFormat:
     def _conversation(self, row: Row) -> tuple[list[int], list[bool]]:
         """The tokens of a conversation before its last answer, and which of them the assistant
         says."""
-        assert isinstance(self.tokenizer, HubTokenizer)
         messages: list[tuple[str, str]] = []
         data: list[tuple[str, int]] = []
         for number, message in enumerate(json.loads(row.dialogue), 1):
@@ -237,6 +230,16 @@ class PromptFormat:
             )
         longest["content"] = longest["content"][:-excess]
         return replace(row, dialogue=json.dumps(messages))
+
+
+def first_tokens(encode: Callable[[str], list[int]], text: str, limit: int) -> list[int]:
+    """The first `limit` tokens of `text`, without reading much further (fields of 10 MB)."""
+    characters = limit * 8
+    while True:
+        tokens = encode(text[:characters])
+        if len(tokens) > limit or characters >= len(text):
+            return tokens[:limit]
+        characters *= 4
 
 
 def _stripped(texts: list[str], at_start: bool, at_end: bool) -> list[str]:

@@ -24,14 +24,12 @@ from tpukit.io.lock import exclusive
 from tpukit.io.process import allowed_cores
 from tpukit.io.progress import Progress
 from tpukit.io.workers import map_ordered
-from tpukit.tasks.llm.data.hub_tokenizer import HubTokenizer, tokenizer_from_bytes
 from tpukit.tasks.llm.data.prompt import SUMMARIES, Example, PromptFormat, PromptStyle
 from tpukit.tasks.llm.data.rows import Row, read_rows
-from tpukit.tasks.llm.data.tokenizer import Tokenizer
+from tpukit.tasks.llm.data.tokenizer import Tokenizer, tokenizer_from_bytes
 
-FORMAT = 3
-STYLE_RULES = 4
-"""Changes where a style gives other tokens."""
+FORMAT = 5
+"""Changes with the layout, and where a style gives other tokens."""
 LEARNED = np.uint32(2**31)
 """Flag of a token that is learned, in files whose targets are not a sample's last tokens."""
 HEADER_BYTES = 4096
@@ -86,7 +84,7 @@ class TokenCache:
 
 def open_token_cache(
     csv_path: Path,
-    tokenizer: Tokenizer | HubTokenizer,
+    tokenizer: Tokenizer,
     block_size: int,
     progress: Progress | None = None,
     style: PromptStyle = SUMMARIES,
@@ -128,13 +126,9 @@ def file_digest(path: Path) -> str:
         ) from error
 
 
-def _key(
-    csv_path: Path, tokenizer: Tokenizer | HubTokenizer, block_size: int, style: PromptStyle
-) -> str:
+def _key(csv_path: Path, tokenizer: Tokenizer, block_size: int, style: PromptStyle) -> str:
     tokens = hashlib.sha256(tokenizer.to_bytes()).hexdigest()
-    parts = f"{FORMAT}/{file_digest(csv_path)}/{tokens}/{block_size}"
-    if style != SUMMARIES or isinstance(tokenizer, HubTokenizer):
-        parts += f"/{STYLE_RULES}/{style}"
+    parts = f"{FORMAT}/{file_digest(csv_path)}/{tokens}/{block_size}/{style}"
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 

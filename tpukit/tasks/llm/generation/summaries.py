@@ -9,7 +9,6 @@ from torch import nn
 
 from tpukit.hardware.backend import Backend
 from tpukit.hardware.collectives import uneven_passes
-from tpukit.tasks.llm.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.llm.data.prompt import PromptFormat
 from tpukit.tasks.llm.data.rows import Row
 from tpukit.tasks.llm.data.tokenizer import Tokenizer
@@ -86,7 +85,7 @@ def summaries_of_chunks(
 
     plain, nothing = backend.unwrap(model), torch.zeros((1, 1), dtype=torch.long)
     kind = BeamGenerator if decoding.num_beams > 1 else StreamingGenerator
-    tokenizer: Tokenizer | HubTokenizer = formats.tokenizer
+    tokenizer: Tokenizer = formats.tokenizer
     sizes = (formats.block_size, tokenizer.vocabulary_size)
     generator = kind(plain, backend, plan, decoding, *sizes, tokenizer.ends)
 

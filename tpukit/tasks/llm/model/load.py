@@ -18,7 +18,6 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.hub.models import download, is_on_hub, without_output
-from tpukit.tasks.llm.data.hub_tokenizer import HubTokenizer
 from tpukit.tasks.llm.data.tokenizer import Tokenizer
 from tpukit.tasks.llm.model.lean import ATTENTION
 from tpukit.tasks.llm.model.sizes import named_sizes, parse_model_size
@@ -112,12 +111,10 @@ def checked_length(asked: int, config: PretrainedConfig, source: str) -> int:
     return asked if known is None else min(asked, known)
 
 
-def require_vocabulary(pretrained: Pretrained, tokenizer: Tokenizer | HubTokenizer) -> None:
+def require_vocabulary(pretrained: Pretrained, tokenizer: Tokenizer) -> None:
     """Raises `ConfigError` where the tokenizer's tokens are not those of the weights."""
-    have, want = pretrained.shape.vocabulary_size, tokenizer.vocabulary_size
-    most = want + LARGEST_PADDING
-    if isinstance(tokenizer, HubTokenizer):
-        want, most = tokenizer.text_size, sys.maxsize
+    have, want = pretrained.shape.vocabulary_size, tokenizer.text_size
+    most = want + LARGEST_PADDING if tokenizer.of_no_model else sys.maxsize
     if not want <= have < most:
         raise ConfigError(
             f"The tokenizer has {want} tokens, the weights of {pretrained.source} have {have}.",
