@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tpukit.tasks.llm.generation.batch_decoder import Choose
-from tpukit.tasks.llm.generation.continuous_batching import ChunkDecoding, Decoder
+from tpukit.tasks.llm.generation.continuous_batching import Decoder
 from tpukit.tasks.llm.generation.decoding import Decoding, Prompt
 
 Array = np.ndarray[Any, Any]
@@ -21,7 +20,6 @@ IMPOSSIBLE = np.float32(-1.0e9)
 class Group:
     """The beams of one prompt."""
 
-    prompt: Prompt
     beams: int
     ends: frozenset[int]
     scores: Array = field(init=False)
@@ -83,17 +81,44 @@ class Group:
 
 
 class BeamGenerator(Decoder):
-    """Beam search for one chunk after the other; a finished prompt's beams take the next one."""
+    """Beam search: the rows of a place are the beams of its prompt."""
 
-    def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
-        decoding = _BeamDecoding(self, prompts)
-        with self.backend.autocast():
-            decoding.run()
-        return decoding.done
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._groups: dict[int, Group] = {}
 
     @property
     def choose(self) -> Choose:
         return partial(best_continuations, self.vocabulary, 1 + len(self.ends), self.scored)
+
+    def start(self, prompt: Prompt) -> None:
+        self._groups[prompt.row] = Group(self.decoding.num_beams, self.ends)
+
+    def given(self, places: Sequence[int | None], step: int) -> Array:
+        """Scores of the running beams."""
+        scores = np.full((len(places), self.decoding.num_beams), IMPOSSIBLE, np.float32)
+        for index, place in enumerate(places):
+            if place is not None and (owner := self.owners[place]):
+                scores[index] = self._groups[owner.row].scores
+        return scores
+
+    def take(self, chosen: Sequence[Array], places: Sequence[int | None]) -> None:
+        order = np.arange(self.batch.shape.rows)
+        for scores, beams, tokens, place in zip(*chosen, places, strict=True):
+            if place is None or (owner := self.owners[place]) is None:
+                continue
+            limit, group = self.most_new_tokens(owner), self._groups[owner.row]
+            going_on = group.advance(scores, beams, tokens, limit, self.decoding)
+            if going_on is None:
+                self.done[owner.row] = self._groups.pop(owner.row).best()
+                self.release(place)
+                continue
+            rows = slice(self.rows_of(place).start, self.rows_of(place).stop)
+            order[rows] = rows.start + np.array(going_on[0])
+            self.tokens[rows] = going_on[1]
+        # The beams of a prompt share its keys and values: they differ in what they generated.
+        lengths = [len(group.sequences[0]) for group in self._groups.values()]
+        self.batch.reorder(order, max(lengths, default=0))
 
 
 def best_continuations(
@@ -115,83 +140,3 @@ def best_continuations(
     total = of_tokens + scores.reshape(-1, 1)
     best, places = total.reshape(len(scores), -1).topk(times * scores.shape[1])
     return best, places // total.shape[-1], places % total.shape[-1]
-
-
-class _BeamDecoding(ChunkDecoding):
-    """A group of rows a prompt."""
-
-    def __init__(self, decoder: Decoder, prompts: Sequence[Prompt]) -> None:
-        self.beams = decoder.decoding.num_beams
-        # Each device holds whole groups of beams.
-        per_device = max(1, decoder.plan.batch_size // (self.beams * decoder.devices))
-        self.groups: list[Group | None] = [None] * (per_device * decoder.devices)
-        super().__init__(decoder, prompts, len(self.groups) * self.beams)
-
-    def run(self) -> None:
-        while self.waiting or any(self.groups):
-            while self.waiting and not all(self.groups):
-                self._fill()
-            self.groups = [self.groups[number] for number in self.tighten(self.owners)]
-            if any(self.groups):
-                self._decode()
-
-    def _fill(self) -> None:
-        """The next prompts, as many as are prefilled together."""
-        free = self.next_places(self.owners)
-        rows = [self.rows_of(g) if g is not None else () for g in free]
-        taken, fresh = self.next_prompts(rows), []
-        scores = np.full((len(free), self.beams), IMPOSSIBLE, np.float32)
-        for place, (prompt, number) in enumerate(zip(taken, free, strict=True)):
-            if prompt and number is not None:
-                self.groups[number] = group = Group(prompt, self.beams, self.decoder.ends)
-                scores[place] = group.scores
-                fresh.append((place, number))
-        best = self._read(self.prefill(taken, rows, scores))
-        order = np.arange(self.batch.shape.rows)
-        for place, number in fresh:
-            self._advance(number, [part[place] for part in best], order)
-        self._reorder(order)
-
-    @property
-    def owners(self) -> list[Prompt | None]:
-        return [group.prompt if group else None for group in self.groups]
-
-    def _decode(self) -> None:
-        backend = self.decoder.backend
-        tokens = torch.from_numpy(self.tokens.copy()).to(backend.device)
-        scores = np.full((len(self.groups), self.beams), IMPOSSIBLE, np.float32)
-        for number, group in enumerate(self.groups):
-            if group:
-                scores[number] = group.scores
-        best = self._read(self.batch.decode(tokens, scores))
-        order = np.arange(self.batch.shape.rows)
-        for number, group in enumerate(self.groups):
-            if group:
-                self._advance(number, [part[number] for part in best], order)
-        self._reorder(order)
-
-    def _reorder(self, order: Array) -> None:
-        # The beams of a prompt share its keys and values: they differ in what they generated.
-        self.batch.reorder(order, max((len(g.sequences[0]) for g in self.groups if g), default=0))
-
-    def _read(self, best: Sequence[Tensor]) -> list[Array]:
-        """Scores, origins and tokens of each group's best continuations."""
-        backend = self.decoder.backend
-        backend.finish()
-        host = backend.to_host({str(number): part for number, part in enumerate(best)})
-        return [part.numpy() for part in host.values()]
-
-    def _advance(self, number: int, best: list[Array], order: Array) -> None:
-        group = self.groups[number]
-        assert group is not None
-        limit = self.decoder.most_new_tokens(group.prompt)
-        scores, origins, tokens = best
-        going_on = group.advance(scores, origins, tokens, limit, self.decoding)
-        if going_on is None:
-            self.done[group.prompt.row] = group.best()
-            self.groups[number] = None
-            self.batch.release(self.rows_of(number))
-            return
-        rows = self.rows_of(number)
-        order[rows.start : rows.stop] = [rows.start + origin for origin in going_on[0]]
-        self.tokens[rows.start : rows.stop] = going_on[1]

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -27,156 +26,234 @@ WORTH_TIGHTENING = 0.75
 """The cache is copied into a smaller one once so much of it is enough."""
 
 
-@dataclass(frozen=True)
 class Decoder:
-    """What every way of decoding takes: greedy, sampling and beam search."""
+    """What greedy decoding, sampling and beam search share: one chunk of prompts after the other.
 
-    model: nn.Module
-    backend: Backend
-    plan: GenerationPlan
-    decoding: Decoding
-    block_size: int
-    """Positions that the model knows."""
-    vocabulary: int
-    """Tokens that may be chosen; a model may have more, to fill its matrices up."""
-    ends: frozenset[int]
-    """The tokens that end an answer."""
-    kept: list[BatchDecoder] = field(default_factory=list)
-    """The last chunk's cache, of which the next one's programs are, where it has its shape."""
+    A prompt takes a place: a row of the cache, or the rows of its beams.
+    """
+
+    batch: BatchDecoder
+    """The cache; the next chunk's too, where that has its shape: its programs are the same."""
+    waiting: list[Prompt]
+    owners: list[Prompt | None]
+    """The prompt of each place; None where it is free."""
+    tokens: Array
+    """The token each row is fed next."""
+    done: dict[int, list[int]]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        backend: Backend,
+        plan: GenerationPlan,
+        decoding: Decoding,
+        block_size: int,
+        vocabulary: int,
+        ends: frozenset[int],
+    ) -> None:
+        """block_size: positions that the model knows. vocabulary: tokens that may be chosen; a
+        model may have more, to fill its matrices up. ends: the tokens that end an answer."""
+        self.model = model
+        self.backend = backend
+        self.plan = plan
+        self.decoding = decoding
+        self.block_size = block_size
+        self.vocabulary = vocabulary
+        self.ends = ends
+        self.scored: Callable[[Tensor | None, Tensor], Tensor] = decoding.processors()
+        self.devices = backend.devices // backend.world_size
+
+    # -- a way of decoding ------------------------------------------------------------------------
+    steps_a_read = 1
+    """Steps that are queued before their tokens are read."""
 
     @property
     def choose(self) -> Choose:
         """How the next tokens are chosen."""
         raise NotImplementedError
 
-    def batch_decoder(self, shape: CacheShape) -> BatchDecoder:
-        """A cache of this shape without prompts."""
-        if not self.kept or self.kept[0].shape != shape:
-            self.kept.clear()
-            decoder = BatchDecoder(
-                self.model, self.backend, shape, self.stored, self.choose,
+    def start(self, prompt: Prompt) -> None:
+        """A prompt has a place now."""
+        raise NotImplementedError
+
+    def given(self, places: Sequence[int | None], step: int) -> Array | None:
+        """What the choice takes beside the logits for each of these places, `step` steps on."""
+        raise NotImplementedError
+
+    def take(self, chosen: Sequence[Array], places: Sequence[int | None]) -> None:
+        """Books what was chosen for each of these places; an answer that ended leaves its own."""
+        raise NotImplementedError
+
+    # -- a chunk ----------------------------------------------------------------------------------
+    def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
+        """The new tokens of each prompt, by its row."""
+        self._begin(prompts)
+        with self.backend.autocast():
+            while self.waiting or any(self.owners):
+                while self._should_fill():
+                    self._fill()
+                self._tighten()
+                if any(self.owners):
+                    self._decode()
+        return self.done
+
+    def _begin(self, prompts: Sequence[Prompt]) -> None:
+        """Free places, in a cache without prompts."""
+        # Each device holds the rows of whole places.
+        per_device = max(1, self.plan.batch_size // (self.decoding.num_beams * self.devices))
+        self.owners = [None] * (per_device * self.devices)
+        rows = len(self.owners) * self.decoding.num_beams
+        self.waiting, self.done = list(reversed(prompts)), {}
+        self.tokens = np.zeros(rows, np.int64)
+        shape = CacheShape(rows, self._cache_positions(prompts), self.devices)
+        if "batch" not in vars(self) or self.batch.shape != shape:
+            vars(self).pop("batch", None)
+            self.batch = BatchDecoder(
+                self.model, self.backend, shape, self._stored, self.choose,
                 block_size=self.block_size, keeps_tokens=self.decoding.repetition_penalty != 1,
             )  # fmt: skip
-            self.kept.append(decoder)
-        self.kept[0].restart()
-        return self.kept[0]
+        self.batch.restart()
 
     @cached_property
-    def stored(self) -> list[Stored]:
+    def _stored(self) -> list[Stored]:
         """What a cache of this model holds."""
         return stored(self.model, self.backend, self.devices)
 
-    @cached_property
-    def scored(self) -> Callable[[Tensor | None, Tensor], Tensor]:
-        """Scores of the vocabulary as transformers' processors leave them, of the tokens before
-        them."""
-        processors: Callable[[Tensor | None, Tensor], Tensor] = self.decoding.processors()
-        return processors
-
-    @property
-    def devices(self) -> int:
-        """Devices of this rank."""
-        return self.backend.devices // self.backend.world_size
-
-    @property
-    def steps_a_read(self) -> int:
-        # Reading a token executes the lazy graph: there, several steps are queued before a read.
-        return 4 if self.backend.compiles_everything else 1
+    def _cache_positions(self, prompts: Sequence[Prompt]) -> int:
+        """Positions of a KV cache that holds these prompts and what follows them."""
+        return self.plan.cache_positions(prompts, self.decoding.limit + self.steps_a_read)
 
     def most_new_tokens(self, prompt: Prompt) -> int:
         """New tokens until the limit or the end of the context."""
-        room = self.block_size - len(prompt.tokens)
-        return min(self.decoding.limit, room)
-
-
-Owners = Sequence[Prompt | None]
-"""The prompt of each place; None where it is free."""
-
-
-class ChunkDecoding:
-    """The state of one chunk: waiting prompts, the places of those that are decoded, finished
-    tokens. A place is a row of the cache, or the rows of a prompt's beams."""
-
-    def __init__(self, decoder: Decoder, prompts: Sequence[Prompt], rows: int) -> None:
-        self.decoder = decoder
-        self.decoding = decoder.decoding
-        shape = CacheShape(rows, self.cache_positions(prompts), decoder.devices)
-        self.batch = decoder.batch_decoder(shape)
-        self.waiting = list(reversed(prompts))
-        self.tokens = np.zeros(rows, np.int64)
-        """The token each row is fed next."""
-        self.done: dict[int, list[int]] = {}
-
-    def cache_positions(self, prompts: Sequence[Prompt]) -> int:
-        """Positions of a KV cache that holds these prompts and what follows them."""
-        new_tokens = self.decoding.limit + self.decoder.steps_a_read
-        return self.decoder.plan.cache_positions(prompts, new_tokens)
+        return min(self.decoding.limit, self.block_size - len(prompt.tokens))
 
     def rows_of(self, place: int) -> range:
         count = self.decoding.num_beams
         return range(place * count, (place + 1) * count)
 
-    def free_places(self, owners: Owners) -> list[list[int]]:
+    def release(self, place: int) -> None:
+        """A place is free again."""
+        self.owners[place] = None
+        self.batch.release(self.rows_of(place))
+
+    # -- taking prompts in ------------------------------------------------------------------------
+    def _free_places(self) -> list[list[int]]:
         """Those of each device."""
-        own = len(owners) // self.batch.shape.devices
+        own = len(self.owners) // self.devices
         return [
-            [place for place in range(start, start + own) if owners[place] is None]
-            for start in range(0, len(owners), own)
+            [place for place in range(start, start + own) if self.owners[place] is None]
+            for start in range(0, len(self.owners), own)
         ]
 
-    def next_places(self, owners: Owners) -> list[int | None]:
+    def _should_fill(self) -> bool:
+        """All devices prefill together: worth it when half of them have room, or none has work."""
+        free = sum(bool(places) for places in self._free_places())
+        return bool(self.waiting) and (2 * free >= self.devices or not any(self.owners))
+
+    def _next_places(self) -> list[int | None]:
         """The places that the next prompts take; None for a device that has none."""
-        free = self.free_places(owners)
-        if not self.batch.packs:
-            return [next(iter(own), None) for own in free]
-        tokens = itertools.accumulate(len(prompt.tokens) for prompt in reversed(self.waiting))
-        return list(free[0][: max(1, sum(count <= PREFILL_TOKENS for count in tokens))])
+        free = self._free_places()
+        if self.batch.packs:
+            tokens = itertools.accumulate(len(prompt.tokens) for prompt in reversed(self.waiting))
+            return list(free[0][: max(1, sum(count <= PREFILL_TOKENS for count in tokens))])
+        places: list[int | None] = [next(iter(own), None) for own in free]
+        taking = [place for place in places if place is not None][: len(self.waiting)]
+        return [place if place in taking else None for place in places]
 
-    def tighten(self, owners: Owners) -> list[int]:
-        """Drops places and positions that no prompt needs any more, where shapes may change;
-        returns the places that are left."""
-        owned = [place for place, owner in enumerate(owners) if owner]
-        kept = list(range(len(owners))) if self.waiting or not owned else owned
-        prompts = [*self.waiting, *filter(None, owners)]
-        if not self.batch.packs or not prompts:
-            return list(range(len(owners)))
-        rows = np.array([row for place in kept for row in self.rows_of(place)])
-        now, positions = self.batch.shape, self.cache_positions(prompts)
-        if len(rows) * positions > WORTH_TIGHTENING * now.rows * now.positions:
-            return list(range(len(owners)))
-        self.batch.keep(rows, positions)
-        self.tokens = self.tokens[rows]
-        return kept
-
-    def next_prompts(self, rows: Sequence[Sequence[int]]) -> list[Prompt | None]:
-        """The waiting prompt that each place takes which has rows."""
-        return [self.waiting.pop() if own and self.waiting else None for own in rows]
-
-    def prefill(
-        self, taken: Sequence[Prompt | None], rows: Sequence[Sequence[int]], given: Array | None
-    ) -> Any:
-        """Puts the prompt of each place into all of its rows; returns the choice that follows."""
-        filler = next(filter(None, taken)).tokens
-        tokens = [prompt.tokens if prompt else filler for prompt in taken]
-        into = [own if prompt else () for prompt, own in zip(taken, rows, strict=True)]
+    def _fill(self) -> None:
+        """Puts the next prompts, as many as are prefilled together, into all rows of places."""
+        places = self._next_places()
+        for place in places:
+            if place is not None:
+                self.owners[place] = prompt = self.waiting.pop()
+                self.start(prompt)
+        owners = [None if place is None else self.owners[place] for place in places]
+        filler = next(filter(None, owners)).tokens
+        tokens = [owner.tokens if owner else filler for owner in owners]
         length = (sum if self.batch.packs else max)(map(len, tokens))
-        if self.decoder.backend.compiles_everything:
-            length = self.decoder.plan.prefill_length(length)
-        return self.batch.prefill(tokens, into, length, given)
+        if self.backend.compiles_everything:
+            length = self.plan.prefill_length(length)
+        rows = [() if place is None else self.rows_of(place) for place in places]
+        made = self.batch.prefill(tokens, rows, length, self.given(places, 0))
+        self.backend.finish()
+        [chosen] = self._read([made])
+        self.take(chosen, places)
+
+    # -- going on ---------------------------------------------------------------------------------
+    def _tighten(self) -> None:
+        """Drops places and positions that no prompt needs any more, where shapes may change."""
+        owned = [place for place, owner in enumerate(self.owners) if owner]
+        kept = list(range(len(self.owners))) if self.waiting or not owned else owned
+        prompts = [*self.waiting, *filter(None, self.owners)]
+        if not self.batch.packs or not prompts:
+            return
+        rows = np.array([row for place in kept for row in self.rows_of(place)])
+        now, positions = self.batch.shape, self._cache_positions(prompts)
+        if len(rows) * positions <= WORTH_TIGHTENING * now.rows * now.positions:
+            self.batch.keep(rows, positions)
+            self.tokens = self.tokens[rows]
+            self.owners = [self.owners[place] for place in kept]
+
+    def _decode(self) -> None:
+        """Some steps on the device, then one read."""
+        places = range(len(self.owners))
+        # Laid out over the devices as a step's result is: both are fed to one program.
+        (batch,) = self.backend.batches([{"tokens": torch.from_numpy(self.tokens.copy())}])
+        steps: list[Any] = [batch["tokens"]]
+        for step in range(self.steps_a_read):
+            steps.append(self.batch.decode(steps[-1], self.given(places, step)))
+            self.backend.finish()
+        for chosen in self._read(steps[1:]):
+            self.take(chosen, places)
+
+    def _read(self, steps: Sequence[Any]) -> list[list[Array]]:
+        """What was chosen in each of some steps: a tensor or several."""
+        parts = [step if isinstance(step, tuple) else (step,) for step in steps]
+        named = {str(n): part for n, part in enumerate(itertools.chain(*parts))}
+        host = iter(self.backend.to_host(named).values())
+        return [[next(host).numpy() for _ in part] for part in parts]
 
 
 class StreamingGenerator(Decoder):
-    """Greedy decoding and sampling."""
+    """Greedy decoding and sampling: a row a prompt."""
 
-    def run(self, prompts: Sequence[Prompt]) -> dict[int, list[int]]:
-        decoding = _StreamingDecoding(self, prompts, self.plan.batch_size)
-        with self.backend.autocast():
-            decoding.run()
-        return decoding.done
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        # Reading a token executes the lazy graph there.
+        self.steps_a_read = 4 if self.backend.compiles_everything else 1
+        self._draws: dict[int, Array] = {}
 
     @property
     def choose(self) -> Choose:
         return partial(next_tokens, self.vocabulary, self.decoding.top_k, self.scored)
+
+    def start(self, prompt: Prompt) -> None:
+        self.done[prompt.row] = []
+        if self.decoding.do_sample:
+            # Philox, keyed: a row's draws do not depend on its neighbours.
+            rng = np.random.Generator(np.random.Philox(key=[self.decoding.seed, prompt.row]))
+            self._draws[prompt.row] = rng.random(self.decoding.limit, np.float32)
+
+    def given(self, places: Sequence[int | None], step: int) -> Array | None:
+        """Uniform numbers."""
+        if not self.decoding.do_sample:
+            return None
+        draws = np.zeros(len(places), np.float32)
+        for index, place in enumerate(places):
+            if place is not None and (owner := self.owners[place]):
+                at = min(len(self.done[owner.row]) + step, self.decoding.limit - 1)
+                draws[index] = self._draws[owner.row][at]
+        return draws
+
+    def take(self, chosen: Sequence[Array], places: Sequence[int | None]) -> None:
+        for token, place in zip(chosen[0].tolist(), places, strict=True):
+            if place is None or (owner := self.owners[place]) is None:
+                continue
+            self.tokens[place] = token
+            tokens = self.done[owner.row]
+            tokens.append(token)
+            if token in self.ends or len(tokens) >= self.most_new_tokens(owner):
+                self.release(place)
 
 
 def next_tokens(
@@ -190,97 +267,6 @@ def next_tokens(
     """The next token of each row of logits: the best one, or one by a uniform number."""
     scores = scored(before, logits[:, :vocabulary])
     return scores.argmax(-1) if uniform is None else sample_tokens(scores, uniform, most)
-
-
-class _StreamingDecoding(ChunkDecoding):
-    """A row a prompt."""
-
-    def __init__(self, decoder: Decoder, prompts: Sequence[Prompt], rows: int) -> None:
-        super().__init__(decoder, prompts, rows)
-        self.owners: list[Prompt | None] = [None] * rows
-        self.draws = np.zeros((rows, self.decoding.limit), np.float32)
-
-    def run(self) -> None:
-        while self.waiting or any(self.owners):
-            while self._should_fill():
-                self._fill()
-            kept = self.tighten(self.owners)
-            self.owners, self.draws = [self.owners[row] for row in kept], self.draws[kept]
-            if any(self.owners):
-                self._decode()
-
-    # -- taking prompts in ------------------------------------------------------------------------
-    def _should_fill(self) -> bool:
-        """All devices prefill together: worth it when half of them have room, or none has work."""
-        if not self.waiting:
-            return False
-        free = sum(bool(rows) for rows in self.free_places(self.owners))
-        return 2 * free >= self.batch.shape.devices or not any(self.owners)
-
-    def _fill(self) -> None:
-        """The next prompts, as many as are prefilled together."""
-        places = self.next_places(self.owners)
-        rows = [() if row is None else (row,) for row in places]
-        taken = self.next_prompts(rows)
-        for prompt, row in zip(taken, places, strict=True):
-            if prompt and row is not None:
-                self._occupy(row, prompt)
-        draws = [0.0 if row is None else self.draws[row, 0] for row in places]
-        chosen = self.prefill(taken, rows, self._given(np.array(draws, np.float32)))
-        self.decoder.backend.finish()
-        (tokens,) = self._read([chosen])
-        for prompt, row, token in zip(taken, places, tokens, strict=True):
-            if prompt and row is not None:
-                self._take(row, token)
-
-    def _occupy(self, row: int, prompt: Prompt) -> None:
-        self.owners[row] = prompt
-        self.done[prompt.row] = []
-        if self.decoding.do_sample:
-            # Philox, keyed: a row's draws do not depend on its neighbours.
-            rng = np.random.Generator(np.random.Philox(key=[self.decoding.seed, prompt.row]))
-            self.draws[row] = rng.random(self.decoding.limit, np.float32)
-
-    # -- going on ---------------------------------------------------------------------------------
-    def _decode(self) -> None:
-        """Some steps on the device, then one read."""
-        backend = self.decoder.backend
-        # Laid out over the devices as a step's result is: both are fed to one program.
-        (batch,) = backend.batches([{"tokens": torch.from_numpy(self.tokens.copy())}])
-        tokens = batch["tokens"]
-        steps = []
-        for step in range(self.decoder.steps_a_read):
-            tokens = self.batch.decode(tokens, self._given(self._draws_of_step(step)))
-            backend.finish()
-            steps.append(tokens)
-        for chosen in self._read(steps):
-            for row, token in enumerate(chosen):
-                self._take(row, token)
-
-    def _read(self, steps: Sequence[Tensor]) -> list[list[int]]:
-        backend = self.decoder.backend
-        host = backend.to_host({str(number): tokens for number, tokens in enumerate(steps)})
-        return [tokens.tolist() for tokens in host.values()]
-
-    def _draws_of_step(self, step: int) -> Array:
-        counts = [len(self.done[p.row]) + step if p else 0 for p in self.owners]
-        places = np.minimum(counts, self.decoding.limit - 1)
-        return self.draws[np.arange(len(counts)), places]
-
-    def _take(self, row: int, token: int) -> None:
-        """Books a row's new token; an ended row leaves its row."""
-        owner = self.owners[row]
-        if owner is None:
-            return
-        self.tokens[row] = token
-        tokens = self.done[owner.row]
-        tokens.append(token)
-        if token in self.decoder.ends or len(tokens) >= self.decoder.most_new_tokens(owner):
-            self.owners[row] = None
-            self.batch.release([row])
-
-    def _given(self, draws: Array) -> Array | None:
-        return draws if self.decoding.do_sample else None
 
 
 def sample_tokens(scores: Tensor, uniform: Tensor, most: int | None) -> Tensor:
