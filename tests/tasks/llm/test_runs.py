@@ -16,7 +16,6 @@ from runs import (
     parameters,
     relative_difference,
     result,
-    script,
     started,
     tpukit,
 )
@@ -25,7 +24,6 @@ from tpukit import cli, load
 from tpukit.commands.output import Output
 from tpukit.registry import trained
 from tpukit.tasks.llm.generate import write_dialogues
-from tpukit.tasks.llm.generation.decoding import PREFILL_LENGTHS
 from tpukit.tasks.llm.task import SummarizeTask
 
 SMALL = [
@@ -114,45 +112,6 @@ def test_eight_virtual_devices(place, whole, packing):  # type: ignore[no-untype
     assert f"{told['compilations']} compilations" in log
 
 
-@pytest.mark.xla
-@pytest.mark.slow
-def test_virtual_devices_predict_what_a_processor_does(place, whole):  # type: ignore[no-untyped-def]
-    """The same file; whatever the rows, a graph for each length of a prompt and one to go on."""
-    once = predict(place, "whole", "xla.csv", env=VIRTUAL_TPU, hw="tpu")
-    assert once["rows"] == 15
-    predict(place, "whole", "cpu.csv")
-    assert (place / "xla.csv").read_bytes() == (place / "cpu.csv").read_bytes()
-    rows = rows_of(place / "data" / "test.csv")
-    with (place / "tripled.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["id", "dialogue"])
-        writer.writeheader()
-        writer.writerows({**row, "id": f"{row['id']}-{copy}"} for copy in range(3) for row in rows)
-    more = ["--test-csv", place / "tripled.csv"]
-    tripled = predict(place, "whole", "more.csv", *more, env=VIRTUAL_TPU, hw="tpu")
-    assert tripled["rows"] == 45
-    assert max(once["compilations"], tripled["compilations"]) <= PREFILL_LENGTHS + 1
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_in_the_same_bytes(place, tmp_path):  # type: ignore[no-untyped-def]
-    # In a process of its own too: with another number of threads sums are rounded otherwise.
-    result(train(place, "undisturbed", "--max-steps", 10, "--ckpt-every", 5))
-    argv = ["summarize-train", "--data-path", str(place / "data"), "--hw", "cpu", *SMALL,
-            "--results-dir", str(place / "killed"), "--max-steps", "10",
-            "--ckpt-every", "2"]  # fmt: skip
-    plan = tmp_path / "plan.json"
-    kills = ["step:5", "half:2", "rename:2", "evaluate:2", None]
-    plan.write_text(json.dumps([{"argv": argv, "ranks": 1, "at": at} for at in kills]))
-    done = script("killed_run.py", plan, env=env_of(place))
-    statuses = json.loads(done.stdout.splitlines()[-1])
-    assert statuses[-1] == 0 and 0 not in statuses[:-1], done.stderr[-3000:]
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        kept = [
-            (latest(run) / name).read_bytes() for run in (place / "killed", place / "undisturbed")
-        ]
-        assert kept[0] == kept[1]
-
-
 # -- prediction -------------------------------------------------------------------------------
 def predict(place: Path, run: str, out: str, *options, env=None, hw="cpu", **more):  # type: ignore[no-untyped-def]
     command = predict_command(place, run, out, *options, hw=hw)
@@ -237,16 +196,6 @@ def test_a_run_of_an_earlier_name_and_settings_is_read(place, tmp_path, monkeypa
     recorded = replace(opened, task_config=opened.task_config | {"buckets": 3, "loss": "lean"})
     monkeypatch.setattr(trained, "open_run", lambda *_: recorded)
     here(place, *predict_command(place, str(run), "earlier.csv"))
-
-
-def test_a_test_file_as_pandas_writes_it_is_its_rows(place, whole, tmp_path):  # type: ignore[no-untyped-def]
-    """`to_json()`: an object of columns, each an object of values by row."""
-    rows = rows_of(place / "data" / "test.csv")
-    columns = {name: {str(i): row[name] for i, row in enumerate(rows)} for name in rows[0]}
-    (tmp_path / "test.json").write_text(json.dumps(columns))
-    for number, file in enumerate((tmp_path / "test.json", place / "data" / "test.csv")):
-        here(place, *predict_command(place, "whole", f"as{number}.csv", "--test-csv", file))
-    assert (place / "as0.csv").read_bytes() == (place / "as1.csv").read_bytes()
 
 
 def test_the_rows_held_out_of_training_are_tested_on(place, whole, tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]

@@ -7,7 +7,7 @@ import pytest
 from tpukit.tasks.llm.generate import write_dialogues
 from tpukit.tasks.llm.model.lean import LanguageModel
 from tpukit.tasks.llm.task import SummarizeTask
-from tpukit.train.task import MicroBatch, PlanSettings
+from tpukit.train.task import PlanSettings
 
 SETTINGS = {"model": "1x2x16", "tokenizer": "train", "vocabulary_size": 300, "block_size": 256}
 
@@ -16,10 +16,6 @@ SETTINGS = {"model": "1x2x16", "tokenizer": "train", "vocabulary_size": 300, "bl
 def task(tmp_path: Path) -> SummarizeTask:
     write_dialogues(tmp_path / "data", 200, 0)
     return SummarizeTask(data_path=str(tmp_path / "data"), **SETTINGS)
-
-
-def shapes(task: SummarizeTask, micro_batches: list[MicroBatch]) -> set[tuple[int, ...]]:
-    return {(micro.rows, micro.shape.length, micro.shape.targets) for micro in micro_batches}
 
 
 def test_plans_of_several_runs_do_not_disturb_each_other(task) -> None:  # type: ignore[no-untyped-def]
@@ -31,34 +27,6 @@ def test_plans_of_several_runs_do_not_disturb_each_other(task) -> None:  # type:
     batch = task.collate([data.train[key.sample] for key in micro.keys], micro)
     assert batch["tokens"].shape == (micro.rows, micro.shape.length)
     assert batch["labels"].shape == (2, micro.shape.targets)
-
-
-def test_validation_and_probing_have_the_shapes_of_training(task) -> None:  # type: ignore[no-untyped-def]
-    """In whatever order they are asked for, and by a task that planned nothing."""
-    task = SummarizeTask(**{**vars(task.settings), "packing": False})
-    data, settings = task.datasets(), PlanSettings(32, 16, 2, 0, compiles=True)
-    plan = task.plan(data.train, settings)
-    trained = shapes(task, [micro for step in range(12) for micro in plan.step(step)])
-    other = SummarizeTask(**vars(task.settings))
-    validated = list(other.evaluation_batches(data.valid, settings))
-    assert shapes(task, validated) <= trained
-    assert sorted(k.sample for m in validated for k in m.keys) == list(range(len(data.valid)))
-    probed = {
-        (*batch["tokens"].shape, batch["labels"].shape[1])
-        for batch in SummarizeTask(**vars(task.settings)).probe_batches(settings)
-    }
-    assert trained <= probed
-
-
-def test_probing_covers_the_shapes_of_training_where_they_are_free(task) -> None:  # type: ignore[no-untyped-def]
-    data, settings = task.datasets(), PlanSettings(32, 16, 2, 0)
-    plan = task.plan(data.train, settings)
-    trained = shapes(task, [micro for step in range(12) for micro in plan.step(step)])
-    probed = [
-        (*batch["tokens"].shape, batch["labels"].shape[1]) for batch in task.probe_batches(settings)
-    ]
-    for shape in trained:
-        assert any(all(n <= m for n, m in zip(shape, most, strict=True)) for most in probed)
 
 
 def test_a_restored_task_needs_neither_data_nor_tokenizer(task, ops) -> None:  # type: ignore[no-untyped-def]
