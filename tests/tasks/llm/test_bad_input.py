@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_backend import FakeBackend
-from runs import environment, failure, result, tpukit
+from runs import failure, tpukit
 
 from tpukit import cli
 from tpukit.errors import ConfigError, DataError, UsageError
@@ -60,11 +60,6 @@ def test_a_training_file_with(train, name: str) -> None:  # type: ignore[no-unty
     code, told = train(content)
     assert code == 2 and text in told and "Traceback" not in told
     assert len([line for line in told.splitlines() if line.startswith(("Error", "  "))]) <= 2
-
-
-def test_a_training_file_as_a_spreadsheet_saves_it(train) -> None:  # type: ignore[no-untyped-def]
-    code, told = train(GOOD.decode().replace("id,d", "id, d").replace(",", ";").encode("utf-16"))
-    assert code == 0, told
 
 
 @pytest.mark.parametrize(
@@ -142,19 +137,6 @@ def test_senseless_decoding(given, said) -> None:  # type: ignore[no-untyped-def
         Decoding(**given)
 
 
-def test_a_run_of_another_task(tmp_path: Path) -> None:
-    from runs import TINY
-
-    made = tpukit("train", "--task", TINY, "--max-steps", 1, "--hw", "cpu", "--json",
-                  "--results-dir", tmp_path / "tiny")  # fmt: skip
-    result(made)
-    (tmp_path / "test.csv").write_text("id,dialogue\n1,a\n")
-    done = tpukit("predict", "--run", tmp_path / "tiny", "--test-csv", tmp_path / "test.csv",
-                  "--out", tmp_path / "out.csv", "--hw", "cpu")  # fmt: skip
-    assert "has no `predict`" in failure(done)
-    assert not (tmp_path / "out.csv").exists()
-
-
 def test_where_out_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no folder"):
         require_writable(tmp_path / "none" / "submission.csv")
@@ -199,20 +181,3 @@ def test_a_busy_port(tmp_path: Path, train) -> None:  # type: ignore[no-untyped-
         done = tpukit("summarize-train", *SMALL, "--data-path", tmp_path / "data", "--nproc", 2,
                       "--results-dir", tmp_path / "run", "--master-port", port)  # fmt: skip
     assert str(port) in failure(done, done.returncode) and done.returncode != 0
-
-
-@pytest.mark.slow
-def test_a_users_own_torchrun(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "train.csv").write_bytes(GOOD)
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "tpukit", "summarize-train", *SMALL, "--data-path", str(tmp_path / "data"),
-         "--results-dir", str(tmp_path / "run"), "--json"],
-        env=environment({"TPUKIT_CACHE_DIR": str(tmp_path / "cache")}),
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert result(done)["steps"] == 1

@@ -15,11 +15,12 @@ from tpukit.hardware.backend import TorchOps
 from tpukit.tasks.llm.data.dataset import TokenSamples, collate_tokens
 from tpukit.tasks.llm.data.packing import RowShape, SetSizes
 from tpukit.tasks.llm.data.prompt import PromptStyle
-from tpukit.tasks.llm.data.rows import Columns
+from tpukit.tasks.llm.data.rows import Columns, read_rows
 from tpukit.tasks.llm.data.token_cache import open_token_cache
 from tpukit.tasks.llm.model.lean import LanguageModel
 from tpukit.tasks.llm.model.load import load_lm, shape_of
 from tpukit.tasks.llm.preferences import preference_loss
+from tpukit.tasks.llm.task import SummarizeTask
 from tpukit.train.task import MicroBatch, SampleKey
 
 transformers = pytest.importorskip("transformers")
@@ -112,6 +113,20 @@ def test_packed_pairs_have_the_loss_of_single_documents(samples, counts):
     assert found["weight"] == 3
     none = preference_loss(losses, before, torch.zeros_like(batch["pairs"]), BETA)
     assert none["loss"] == 0 and none["weight"] == 0
+
+
+def test_chosen_completions_alone_are_evaluated(write_csv, tmp_path):
+    path = write_csv(tmp_path / "train.csv", ["prompt", "chosen", "rejected"], ROWS)
+    task = SummarizeTask(
+        data_path=str(path), model="1x1x16", tokenizer="train", vocabulary_size=300, id_column="",
+        prompt_column="prompt", completion_column="chosen", rejected_column="rejected",
+        template="{prompt}", block_size=128,
+    )  # fmt: skip
+    row = next(iter(read_rows(path, summaries=True, columns=COLUMNS)))
+    assert task.prompt_format.example(row).learned is not None
+    tokens, targets, learned = task._evaluated().prompt_format.example(row)
+    assert task.tokenizer.decode(tokens) == "".join(ROWS[0][:2]) and learned is None
+    assert task.tokenizer.decode(tokens[-targets:]) == ROWS[0][1]
 
 
 def test_an_empty_rejected_completion_is_named(write_csv, tmp_path, tokenizer):

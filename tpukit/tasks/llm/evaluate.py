@@ -7,11 +7,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import nn
 
 from tpukit.errors import DataError
+from tpukit.hardware.backend import Backend
 from tpukit.io.files import writing_errors
 from tpukit.io.hub_data import local_data
 from tpukit.io.tables import column_place, is_table_name, open_table, table_file, write_csv
@@ -20,18 +22,21 @@ from tpukit.tasks.llm.baseline import (
     nearest_summaries,
     training_rows,
 )
-from tpukit.tasks.llm.data.dataset import as_sample, split_indices
+from tpukit.tasks.llm.data.dataset import TokenSamples, as_sample, split_indices
 from tpukit.tasks.llm.data.packing import SetSizes
 from tpukit.tasks.llm.data.prompt import Example
 from tpukit.tasks.llm.data.rows import DIALOGUES, Columns, Row, read_rows, training_file
 from tpukit.tasks.llm.data.token_cache import SampleSizes, encoded_chunks, file_digest
-from tpukit.tasks.llm.generation.decoding import Decoding
+from tpukit.tasks.llm.generation.decoding import Decoding, Prompt
 from tpukit.tasks.llm.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.tasks.llm.metrics import KINDS, exact_match, rouge_scores
-from tpukit.tasks.llm.predict import Log, TrainedSummarizer
+from tpukit.tasks.llm.predict import Log
 from tpukit.train.evaluation import mean_interval, mean_values
 from tpukit.train.requests import EvaluationRequest
-from tpukit.train.task import Sample
+from tpukit.train.task import Sample, SampleSource
+
+if TYPE_CHECKING:
+    from tpukit.tasks.llm.task import SummarizeTask
 
 Array = np.ndarray[Any, Any]
 SHOWN = 3
@@ -58,7 +63,7 @@ class ListedSamples:
 
 
 def evaluate_run(
-    trained: TrainedSummarizer, request: EvaluationRequest, log: Log
+    task: "SummarizeTask", model: nn.Module, backend: Backend, request: EvaluationRequest, log: Log
 ) -> dict[str, Any]:
     """The JSON fields of `test`; every rank gets the same.
 
@@ -67,24 +72,24 @@ def evaluate_run(
     """
     run = request.run
     assert run is not None, "summaries have no checkpoint files of other code"
-    home = local_data(request.data_path or trained.config.data_path)
+    home = local_data(request.data_path or task.settings.data_path)
     held_out: frozenset[int] = frozenset()
-    if request.data is None and not _has_references(home, trained.config.style.columns):
+    if request.data is None and not _has_references(home, task.settings.style.columns):
         log("The test file is to be predicted: testing on the rows held out of training.")
         request = replace(request, data="valid")
     if request.data == "valid":
         source = Path(request.named("valid"))
         learned = run.checkpoint.state.identity.get("data")
-        rows, held_out = validation_rows(trained, training_file(home), learned, log)
+        rows, held_out = validation_rows(task, training_file(home), learned, log)
     else:
         source = Path(request.data) if request.data and not request.data_path else home
-        rows = read_references(source, trained.config.style.columns)
+        rows = read_references(source, task.settings.style.columns)
     rows = request.chosen(rows)
-    too_long = trained.config.style.too_long(trained.formats.block_size)
-    metrics, scored, skipped = evaluate_summaries(trained, source, rows, log, held_out)
+    too_long = task.settings.style.too_long(task.prompt_format.block_size)
+    metrics, scored, skipped = evaluate_summaries(task, model, backend, source, rows, log, held_out)
     folder = request.folder(request.data or "")
     shown = {"best": scored[::-1][:SHOWN], "worst": scored[:SHOWN]}
-    if trained.backend.is_main:
+    if backend.is_main:
         write_predictions(folder, scored)
         log(f"{len(scored)} samples of {source}; loss {metrics['loss']:.4f}")
         if skipped:
@@ -95,7 +100,7 @@ def evaluate_run(
             log(f"  reference: {' '.join(sample['reference'].split())}")
         log(f"All summaries, the worst first: {folder / 'predictions.csv'}")
     return {
-        "task": trained.task.name,
+        "task": task.name,
         "data": str(source),
         "samples": len(scored),
         "skipped": skipped,
@@ -105,13 +110,15 @@ def evaluate_run(
             "lead": "first line",
             "nearest": "nearest training summary",
         },
-        "compilations": trained.backend.compilations(),
+        "compilations": backend.compilations(),
         **shown,
     }
 
 
 def evaluate_summaries(
-    trained: TrainedSummarizer,
+    task: "SummarizeTask",
+    model: nn.Module,
+    backend: Backend,
     source: Path,
     rows: Sequence[Row],
     log: Log,
@@ -125,19 +132,19 @@ def evaluate_summaries(
     Metrics: `loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
     better one), `_lead` and `_nearest`; `names_copied`, `unseen_names_copied`.
     """
-    config, formats, columns = trained.config, trained.formats, trained.config.style.columns
+    config, formats, columns = task.settings, task.prompt_format, task.settings.style.columns
     examples = [formats.example(row) for row in rows]
     kept = [(r, e) for r, e in zip(rows, examples, strict=True) if e is not None]
     if not kept:
         too_long = config.style.too_long(formats.block_size)
         raise DataError(f"{source}: all rows are {too_long}.", "Test on others.")
     data = ListedSamples([example for _, example in kept])
-    loss = mean_values(trained.task, trained.model, trained.backend, data)["loss"]
+    loss = mean_values(task, model, backend, data)["loss"]
     rows = [row for row, _ in kept]
     limit = config.max_new_tokens
     prompts = dialogue_prompts(rows, formats, limit)
     made, cut_off = generate_summaries(
-        trained.model, trained.backend, prompts, Decoding(limit), formats,
+        model, backend, prompts, Decoding(limit), formats,
         config.generation_slots,
     )  # fmt: skip
     if cut_off:
@@ -145,7 +152,7 @@ def evaluate_summaries(
             f"Warning: {cut_off} of {len(rows)} are cut off at max_new_tokens ({limit}) or the end"
             " of the context."
         )
-    of_rows, scores = score_rows(rows, made, trained.train_file, columns, log, held_out)
+    of_rows, scores = score_rows(rows, made, task.train_file, columns, log, held_out)
     scored = [
         {"id": rows[i].id, "rougeL": float(scores[i]), "summary": made[i],
          "reference": rows[i].summary, "dialogue": rows[i].dialogue}
@@ -205,13 +212,13 @@ def _has_references(path: Path, columns: Columns) -> bool:
 
 
 def validation_rows(
-    trained: TrainedSummarizer, train_file: Path, learned: str | None, log: Log
+    task: "SummarizeTask", train_file: Path, learned: str | None, log: Log
 ) -> tuple[list[Row], frozenset[int]]:
     """The rows that a run was validated on, and their numbers in the training file.
 
     learned: digest of the file that the run was trained with.
     """
-    config, columns = trained.config, trained.config.style.columns
+    config, columns = task.settings, task.settings.style.columns
     if config.valid_file is not None:
         rows = list(read_rows(Path(config.valid_file), summaries=True, columns=columns))
         return rows, frozenset()
@@ -220,7 +227,7 @@ def validation_rows(
             " learned some of the rows that it is tested on.")  # fmt: skip
     rows = list(read_rows(train_file, summaries=True, columns=columns))
     # Rows that are too long are in no part.
-    examples = chain.from_iterable(encoded_chunks(rows, trained.formats))
+    examples = chain.from_iterable(encoded_chunks(rows, task.prompt_format))
     rows = [row for row, example in zip(rows, examples, strict=True) if example is not None]
     chosen = split_indices(len(rows), config.valid_fraction, config.split_seed)[1]
     if not len(chosen):
@@ -230,6 +237,32 @@ def validation_rows(
 
 
 # -- scores --------------------------------------------------------------------------------------
+def score_samples(
+    task: "SummarizeTask", model: nn.Module, backend: Backend, data: SampleSource
+) -> dict[str, float]:
+    """ROUGE of greedy summaries of the first few validation samples."""
+    assert isinstance(data, TokenSamples)
+    count = min(task.settings.score_samples, len(data))
+    if count == 0 or not task.rows.packed:
+        return {}
+    parts = [data.prompt_and_targets(index) for index in range(count)]
+    prompts = [Prompt(index, prompt) for index, (prompt, _) in enumerate(parts)]
+    room = task.shape.block_size - min(len(prompt) for prompt, _ in parts)
+    decoding = Decoding(max_new_tokens=min(task.settings.max_new_tokens, room))
+    batch_size = task.settings.generation_slots
+    was_training = model.training
+    model.eval()
+    try:
+        made, _ = generate_summaries(
+            model, backend, prompts, decoding, task.prompt_format, batch_size
+        )
+    finally:
+        model.train(was_training)
+    references = [task.tokenizer.decode(targets) for _, targets in parts]
+    scores = rouge_scores(references, made)
+    return {kind: float(values.mean()) for kind, values in scores.items()}
+
+
 def score_rows(
     rows: Sequence[Row], made: Sequence[str], train_csv: Path, columns: Columns, log: Log,
     held_out: frozenset[int] = frozenset(),

@@ -11,9 +11,9 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -24,7 +24,6 @@ from tpukit.io.hub_data import local_data
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
 from tpukit.io.tables import is_table_name, read_table, table_file, write_csv
-from tpukit.tasks.llm.data.prompt import PromptFormat
 from tpukit.tasks.llm.data.rows import extra_columns, read_rows
 from tpukit.tasks.llm.data.token_cache import file_digest
 from tpukit.tasks.llm.generation.decoding import Decoding, GenerationPlan
@@ -37,25 +36,14 @@ from tpukit.tasks.llm.generation.summaries import (
 from tpukit.tasks.llm.settings import SummarizeConfig
 from tpukit.train.requests import PredictionRequest
 from tpukit.train.submission import require_match
-from tpukit.train.task import Task
+
+if TYPE_CHECKING:
+    from tpukit.tasks.llm.task import SummarizeTask
 
 Log = Callable[[str], None]
 SUBMISSION = Path("submission.csv")
 JOURNAL_FORMAT = 4
 """Changes with what a journal holds, and with the rules of prompts and ends."""
-
-
-@dataclass(frozen=True)
-class TrainedSummarizer:
-    """A run's model on its devices, and what its prompts are made with."""
-
-    task: Task
-    """The loss and its batches."""
-    model: nn.Module
-    backend: Backend
-    config: SummarizeConfig
-    formats: PromptFormat
-    train_file: Path
 
 
 def checked_job(config: SummarizeConfig, request: PredictionRequest) -> PredictionRequest:
@@ -89,11 +77,13 @@ def require_writable(out: Path) -> None:
         )
 
 
-def predict_run(trained: TrainedSummarizer, request: PredictionRequest, log: Log) -> dict[str, Any]:
+def predict_run(
+    task: "SummarizeTask", model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
+) -> dict[str, Any]:
     """Writes the summaries of a test file; the JSON fields of `predict`."""
     started = time.monotonic()
-    job = checked_job(trained.config, request)
-    rows, cut_off = predict_rows(trained, job, log)
+    job = checked_job(task.settings, request)
+    rows, cut_off = predict_rows(task, model, backend, job, log)
     seconds = time.monotonic() - started
     log(f"{rows:,} summaries in {job.out}, {seconds:.1f} s")
     return {
@@ -101,15 +91,17 @@ def predict_run(trained: TrainedSummarizer, request: PredictionRequest, log: Log
         "cut_off": cut_off,
         "path": str(job.out),
         "seconds": seconds,
-        "compilations": trained.backend.compilations(),
+        "compilations": backend.compilations(),
     }
 
 
-def predict_rows(trained: TrainedSummarizer, job: PredictionRequest, log: Log) -> tuple[int, int]:
+def predict_rows(
+    task: "SummarizeTask", model: nn.Module, backend: Backend, job: PredictionRequest, log: Log
+) -> tuple[int, int]:
     """Writes the summaries; the number of rows, and of those that are cut off. Every rank must
     call it."""
     assert job.test_csv is not None and job.out is not None
-    backend, formats, columns = trained.backend, trained.formats, trained.config.style.columns
+    formats, columns = task.prompt_format, task.settings.style.columns
     for name in extra_columns(job.test_csv, columns) if backend.is_main else ():
         log(f"{job.test_csv}: column {name} is not used.")
     rows = list(read_rows(job.test_csv, summaries=False, columns=columns))
@@ -117,7 +109,7 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionRequest, log: Log) -
     if job.sample_submission is not None:
         require_match(names, ids, read_table(job.sample_submission))
     prompts = dialogue_prompts(rows, formats, job.options.limit)
-    plan = plan_prompts(prompts, backend, trained.config.generation_slots, job.options.num_beams)
+    plan = plan_prompts(prompts, backend, task.settings.generation_slots, job.options.num_beams)
     key = _key(job, backend, plan)
     with _open_journal(job.out, backend) as file:
         journal = Journal(file, key)
@@ -125,9 +117,7 @@ def predict_rows(trained: TrainedSummarizer, job: PredictionRequest, log: Log) -
         missing = [number for number in own if number not in journal.chunks]
         if any(backend.all_gather_objects(bool(missing))):
             total, done = sum(len(plan.chunks[number]) for number in own), len(journal.rows)
-            chunks = summaries_of_chunks(
-                trained.model, backend, plan, missing, job.options, formats
-            )
+            chunks = summaries_of_chunks(model, backend, plan, missing, job.options, formats)
             is_main = backend.is_main
             with Progress("Writing summaries", total, done=done, enabled=is_main) as progress:
                 for number, summaries in chunks:

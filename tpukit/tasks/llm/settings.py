@@ -215,6 +215,9 @@ def parse_layers(text: str) -> list[int]:
     return sorted(layers)
 
 
+RECORDED = ("model", "block_size", "vocabulary_size", "dropout", "valid_fraction", "split_seed",
+            "lora_rank", "lora_alpha", "lora_targets")  # fmt: skip
+"""Settings of which a run records each value."""
 PROMPTING = ("prompt_column", "completion_column", "id_column", "template", "chat",
              "loss_on_prompt", "lora_dropout", "lora_layers", "weights", "adapter",
              "rejected_column", "dpo_beta")  # fmt: skip

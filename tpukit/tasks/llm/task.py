@@ -49,12 +49,10 @@ from tpukit.tasks.llm.data.tokenizer_choice import (
     trained_tokenizer,
 )
 from tpukit.tasks.llm.generate import GeneratedDialogues
-from tpukit.tasks.llm.generation.decoding import Decoding, Prompt
-from tpukit.tasks.llm.generation.summaries import generate_summaries
-from tpukit.tasks.llm.metrics import rouge_scores
+from tpukit.tasks.llm.generation.decoding import Decoding
 from tpukit.tasks.llm.model.old_runs import OldRun
 from tpukit.tasks.llm.model.sizes import GPT2_SIZES, parse_model_size
-from tpukit.tasks.llm.predict import Log, TrainedSummarizer, checked_job, predict_run
+from tpukit.tasks.llm.predict import Log, checked_job, predict_run
 from tpukit.tasks.llm.preferences import preference_loss
 from tpukit.tasks.llm.selftest import GenerationPart
 from tpukit.tasks.llm.settings import (
@@ -65,6 +63,7 @@ from tpukit.tasks.llm.settings import (
     LORA_LR,
     PRESETS,
     PROMPTING,
+    RECORDED,
     SummarizeConfig,
 )
 from tpukit.train.requests import EvaluationRequest, PredictionRequest
@@ -330,50 +329,17 @@ class SummarizeTask(Task):
         return self.settings.rejected_column is not None
 
     def build_model(self, ops: ModelOps) -> nn.Module:
-        model = self._language_model(ops)
+        from tpukit.tasks.llm.model.build import language_model
+
+        model = language_model(self, ops)
         if self.has_pairs and not self.adapter:
-            start = self._language_model(ops)
+            start = language_model(self, ops)
             start.load_state_dict(model.state_dict())
             model.reference = start.requires_grad_(False).eval()
         return model
 
-    def _language_model(self, ops: ModelOps, *, unpacked: bool = False) -> nn.Module:
-        """unpacked: weights in 4 bits have their values in bf16."""
-        from tpukit.tasks.hub import adapters
-        from tpukit.tasks.llm.model import four_bits
-        from tpukit.tasks.llm.model.lean import LanguageModel
-        from tpukit.tasks.llm.model.load import load_lm
-
-        folder = None if self.pretrained is None else self.pretrained.folder
-        lm = load_lm(
-            self.shape, self._dtype, dropout=self.settings.dropout, folder=folder,
-            drawn=not self.is_restored, attention=self.rows.attention,
-        )  # fmt: skip
-        packs = self.settings.weights == "nf4"
-        if packs:
-            (four_bits.rounded_to_four_bits if unpacked else four_bits.in_four_bits)(lm)
-        if self.adapter:
-            continued, takes = self.settings.lora_init, adapters.takes_part(self.adapter)
-            if self.has_pairs and continued and takes:
-                raise ConfigError(
-                    f"lora_init {continued}: preferences do not go on from PiSSA or OLoRA itself.",
-                    "Save it as LoRA: peft's path_initial_model_for_weight_conversion.",
-                )
-            adapters.add_adapter(
-                lm, adapters.peft_config(self.adapter, lm), fresh=not self.is_restored,
-                keep_start=takes or bool(self.has_pairs and continued),
-            )  # fmt: skip
-            if continued and not self.is_restored:
-                adapters.load_adapter(lm, Path(continued).expanduser())
-        recompute = self.settings.recompute not in (False, "auto")
-        last = self.rows.last_at_wanted
-        model = LanguageModel(lm, ops, recompute=recompute, last_at_wanted=last)
-        if packs:
-            four_bits.keep_trained_alone(model)
-        return model
-
     @property
-    def _dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
         """The type of the weights, adapters aside."""
         return torch.float32 if self.settings.weights == "fp32" else torch.bfloat16
 
@@ -449,26 +415,13 @@ class SummarizeTask(Task):
         return {"loss": losses.sum() / weight.clamp(min=1.0), "weight": weight}
 
     def identity(self) -> dict[str, Any]:
-        kept = (
-            "model",
-            "block_size",
-            "vocabulary_size",
-            "dropout",
-            "valid_fraction",
-            "split_seed",
-            "lora_rank",
-            "lora_alpha",
-            "lora_targets",
-            "lora_dropout",
-            *PROMPTING,
-        )
         # Files move between sessions: their names are kept, not their paths.
         files = ("init", "tokenizer", "valid_file")
         default = SummarizeConfig()
         return {
             **{
                 name: getattr(self.settings, name)
-                for name in kept
+                for name in (*RECORDED, *PROMPTING)
                 # Runs from before these settings had none of them.
                 if name not in PROMPTING or getattr(self.settings, name) != getattr(default, name)
             },
@@ -479,7 +432,9 @@ class SummarizeTask(Task):
     def _loaded(
         self, ops: ModelOps, weights: Mapping[str, Tensor], *, unpacked: bool = False
     ) -> nn.Module:
-        model = self._language_model(ops, unpacked=unpacked)
+        from tpukit.tasks.llm.model.build import language_model
+
+        model = language_model(self, ops, unpacked=unpacked)
         own = {n: t for n, t in weights.items() if not n.startswith("reference.")}
         read = own if self.old is None else self.old.renamed(own)
         load_weights(model, read, "the checkpoint")
@@ -491,7 +446,7 @@ class SummarizeTask(Task):
         from tpukit.tasks.hub import adapters
 
         model: Any = self._loaded(ops, weights)
-        if self.adapter and self._dtype is not torch.bfloat16:
+        if self.adapter and self.dtype is not torch.bfloat16:
             adapters.merge_adapter(model.lm)
         return model  # type: ignore[no-any-return]
 
@@ -501,7 +456,7 @@ class SummarizeTask(Task):
         """Loss, ROUGE with intervals, baselines, the best and the worst summaries."""
         from tpukit.tasks.llm.evaluate import evaluate_run
 
-        return evaluate_run(self._trained(model, backend), request, log)
+        return evaluate_run(self._evaluated(), model, backend, request, log)
 
     def check_prediction(self, request: PredictionRequest) -> None:
         checked_job(self.settings, request)
@@ -510,20 +465,19 @@ class SummarizeTask(Task):
         self, model: nn.Module, backend: Backend, request: PredictionRequest, log: Log
     ) -> dict[str, Any]:
         """Writes the summaries of a test file; goes on where a killed prediction stopped."""
-        return predict_run(self._trained(model, backend), request, log)
+        return predict_run(self._evaluated(), model, backend, request, log)
 
-    def _trained(self, model: nn.Module, backend: Backend) -> TrainedSummarizer:
+    def _evaluated(self) -> Self:
+        """The task as it generates; of pairs the chosen completions."""
         if not self.rows.packed:
             raise UsageError(
                 f"a {self.shape.config.model_type} keeps more of a text than keys and values, of"
                 " which tokens are generated here.",
                 "Write it with `tpukit test --export DIR`, and generate with transformers.",
             )
-        # Of pairs the chosen completions are evaluated.
-        config = replace(self.settings, rejected_column=None)
-        return TrainedSummarizer(
-            self._with(settings=config), model, backend, config, self.prompt_format, self.train_file
-        )
+        settings = replace(self.settings, rejected_column=None)
+        formats = PromptFormat(self.tokenizer, self.shape.block_size, settings.style)
+        return self._with(settings=settings, prompt_format=formats)
 
     def export(
         self, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
@@ -541,26 +495,7 @@ class SummarizeTask(Task):
             folder, self.shape, model.lm, self.tokenizer, self.settings.style, files
         )
 
-    # -- scores -----------------------------------------------------------------------------------
     def score(self, model: nn.Module, backend: Backend, data: SampleSource) -> dict[str, float]:
-        """ROUGE on the first few validation samples, greedily."""
-        assert isinstance(data, TokenSamples)
-        count = min(self.settings.score_samples, len(data))
-        if count == 0 or not self.rows.packed:
-            return {}
-        parts = [data.prompt_and_targets(index) for index in range(count)]
-        prompts = [Prompt(index, prompt) for index, (prompt, _) in enumerate(parts)]
-        room = self.shape.block_size - min(len(prompt) for prompt, _ in parts)
-        decoding = Decoding(max_new_tokens=min(self.settings.max_new_tokens, room))
-        batch_size = self.settings.generation_slots
-        was_training = model.training
-        model.eval()
-        try:
-            made, _ = generate_summaries(
-                model, backend, prompts, decoding, self.prompt_format, batch_size
-            )
-        finally:
-            model.train(was_training)
-        references = [self.tokenizer.decode(targets) for _, targets in parts]
-        scores = rouge_scores(references, made)
-        return {kind: float(values.mean()) for kind, values in scores.items()}
+        from tpukit.tasks.llm.evaluate import score_samples
+
+        return score_samples(self, model, backend, data)

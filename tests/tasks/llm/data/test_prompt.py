@@ -53,26 +53,6 @@ def test_tokens_are_those_of_transformers(folder: Path) -> None:
     assert again == ours and again.to_bytes() == ours.to_bytes()
 
 
-def test_a_chat_prompt_is_that_of_transformers(folder: Path) -> None:
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    chat = load_tokenizer(str(folder)).for_chat()
-    assert chat.end == theirs.convert_tokens_to_ids("<|im_end|>")
-    style = PromptStyle(Columns("text", "answer", None, ("tone",)), "Be {tone}: {text}", True)
-    row = next(iter(read_rows(
-        written(folder / "a.jsonl", [{"text": "Who came?", "tone": "brief", "answer": "Ann."}]),
-        summaries=True, columns=style.columns,
-    )))  # fmt: skip
-    messages = [{"role": "user", "content": "Be brief: Who came?"}]
-    expected = theirs.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    example = PromptFormat(chat, 200, style).example(row)
-    assert example is not None
-    assert theirs.decode(example.tokens[: -example.targets]) == expected
-    assert theirs.decode(example.tokens[-example.targets :]) == "Ann.<|im_end|>"
-    # A long prompt loses the end of its column, never the template.
-    short = PromptFormat(chat, 40, style).prompt(replace(row, dialogue="Bob " * 90), 4)
-    assert len(short) == 36 and theirs.decode(short).endswith("<|im_start|>assistant\n")
-
-
 TRIMS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}:\n\n{{ m.content | trim }}<|im_end|>"
     "{% endfor %}"
@@ -286,6 +266,19 @@ def test_long_answers_are_learned_where_they_fit(
     example = formats.example(Row(1, "1", "1" * asked, "2" * said))
     tokens = example and (len(example.tokens) - example.targets, example.targets - 1)
     assert tokens == kept
+
+
+def test_a_long_prompt_loses_the_end_of_its_column(folder: Path) -> None:
+    """Never the template; an answer ends as the template ends it."""
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    style = PromptStyle(Columns("text", "answer", None, ("tone",)), "Be {tone}: {text}", True)
+    chat = load_tokenizer(str(folder)).for_chat()
+    row = Row(1, "1", "Bob " * 90, "Ann.", {"tone": "brief"})
+    short = PromptFormat(chat, 40, style).prompt(row, 4)
+    assert len(short) == 36 and theirs.decode(short).endswith("<|im_start|>assistant\n")
+    example = PromptFormat(chat, 40, style).example(row)
+    assert example is not None
+    assert theirs.decode(example.tokens[-example.targets :]) == "Ann.<|im_end|>"
 
 
 def test_a_template_beyond_the_context_is_refused(folder: Path) -> None:

@@ -211,26 +211,6 @@ def test_unfilled_models_are_tied_and_compute_their_frequencies():  # type: igno
     assert torch.equal(unfilled.model.rotary_emb.inv_freq, drawn.model.rotary_emb.inv_freq)
 
 
-def test_a_run_in_bf16_is_used_in_bf16(tmp_path, ops):  # type: ignore[no-untyped-def]
-    """A model that fitted while it was trained fits when it predicts, and is the same."""
-    write_qwen(tmp_path)
-    task = SummarizeTask(init=str(tmp_path), block_size=64, weights="bf16", lora_rank=2)
-    trained = task.build_model(ops)
-    for name, parameter in trained.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter)
-    shape = json.dumps({"fields": task.shape.fields, "block_size": 64}).encode()
-    restored = task.restore({"tokenizer.tiktoken": task.tokenizer.to_bytes(), "model.json": shape})
-    used = restored.inference_model(ops, trained.state_dict()).state_dict()
-    assert used.keys() == trained.state_dict().keys()
-    for name, tensor in trained.state_dict().items():
-        assert used[name].dtype == tensor.dtype and torch.equal(used[name], tensor)
-    again = restored.build_model(ops)
-    again.load_state_dict(trained.state_dict())
-    tokens = torch.randint(0, 200, (2, 9))
-    assert torch.equal(again.eval()(tokens), trained.eval()(tokens))
-
-
 def test_gpt2_starts_as_a_model_that_copies():  # type: ignore[no-untyped-def]
     """Queries are the keys, what a head gives back is what it took in, neighbours are alike."""
     lm = load_lm(from_scratch("2x2x64", 97, 128), torch.float32)

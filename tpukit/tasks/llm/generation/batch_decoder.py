@@ -251,49 +251,28 @@ class BatchDecoder:
         self, prompts: Sequence[Array], rows: Sequence[Sequence[int]], length: int
     ) -> dict[str, Tensor]:
         """Where in the cache prompts go, as `_write` takes it."""
-        if self.packs:
-            return {"runs": self._runs(prompts, rows)}
         starts = np.array([self.cache_position - len(prompt) for prompt in prompts], np.int64)
         if self.shape.devices > 1:
             return self._masks(starts, rows, length)
-        positions = (starts[0] + np.arange(length)) % self.shape.positions
-        return {
-            "rows": self._put(np.array(rows[0], np.int64)[:, None]),
-            "positions": self._put(positions[None]),
-        }
+        sizes = [len(prompt) for prompt in prompts] if self.packs else [length]
+        found = []
+        for start, taken, size, end in zip(starts, rows, sizes, np.cumsum(sizes), strict=True):
+            row, source = np.meshgrid(taken, np.arange(size), indexing="ij")
+            found.append([row, (start + source) % self.shape.positions, source + end - size])
+        places = (
+            np.concatenate([part.ravel() for part in parts]) for parts in zip(*found, strict=True)
+        )
+        return dict(zip(("rows", "positions", "sources"), map(self._put, places), strict=True))
 
     def _write(self, new: Sequence[Tensor], batch: Batch) -> None:
         write = self._write_everywhere if self.shape.devices > 1 else self._write_rows
-        write = self._copy_rows if self.packs else write
         write(new, batch)
 
-    def _runs(self, prompts: Sequence[Array], rows: Sequence[Sequence[int]]) -> Tensor:
-        """(prompts, 5), on the host: a run of rows, the positions of its older part, the end of its
-        newer one, which begins at 0."""
-        found = []
-        for prompt, taken in zip(prompts, rows, strict=True):
-            older, newer = self._newest(len(prompt))
-            stop = min(older.stop, self.shape.positions)
-            found.append([taken[0], taken[-1] + 1, older.start, stop, newer.stop])
-        return torch.tensor(found)
-
-    def _copy_rows(self, new: Sequence[Tensor], batch: Batch) -> None:
-        """One device, whose prompts stand in one row; each goes into rows of the cache (one after
-        the other), into a run of positions, or two."""
-        at = 0
-        for first_row, end_row, start, stop, wrapped in batch["runs"].tolist():
-            middle = at + stop - start
-            for tensor, made in zip(self._ring, new, strict=True):
-                rows = tensor[first_row:end_row]
-                rows[:, :, start:stop].copy_(made[:, :, at:middle])
-                rows[:, :, :wrapped].copy_(made[:, :, middle : middle + wrapped])
-            at = middle + wrapped
-
     def _write_rows(self, new: Sequence[Tensor], batch: Batch) -> None:
-        """One device: writes the prompt's positions of its rows, and touches nothing else."""
+        """One device: writes the prompts' positions of their rows, and touches nothing else."""
         index = (batch["rows"], batch["positions"])
         for tensor, made in zip(self._ring, new, strict=True):
-            prompt = made.transpose(1, 2).expand(len(index[0]), -1, -1, -1)
+            prompt = made[0].transpose(0, 1).index_select(0, batch["sources"])
             tensor.transpose(1, 2).index_put_(index, prompt.to(tensor.dtype))
 
     def _masks(
