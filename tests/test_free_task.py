@@ -1,6 +1,5 @@
 """What a task may choose gives the same run on any hardware, stopped and resumed too."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -44,24 +43,9 @@ def train(run: Path, arguments, env, steps=8, optimizer="Adam"):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """One process on a CPU."""
-    folder = tmp_path_factory.mktemp("whole")
-    summary = train(folder / "run", ["--hw", "cpu"], {"FREE_TASK_LOG": str(folder / "seen")})
-    return folder, summary
-
-
-def test_the_hook_sees_each_line_of_the_log(whole):
-    folder, _ = whole
-    seen = [json.loads(line) for line in (folder / "seen").read_text().splitlines()]
-    assert seen == [{"kind": r["kind"], "step": r["step"]} for r in metrics(folder / "run")]
-    assert len(seen) == 4
-
-
-def test_the_best_metric_decides(whole):
-    folder, summary = whole
-    found = [r["valid_far_auc"] for r in metrics(folder / "run") if r["kind"] == "valid"]
-    assert summary["best"]["far_auc"] == max(found)
-    best = (folder / "run" / "checkpoints" / "best").read_text().strip()
-    assert best == f"step-{4 * (1 + found.index(max(found))):08d}"
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train(run, ["--hw", "cpu"], {})
+    return run
 
 
 @pytest.mark.parametrize(
@@ -70,9 +54,8 @@ def test_the_best_metric_decides(whole):
 def test_any_hardware_ends_alike(tmp_path, whole, way):
     arguments, env = WAYS[way]
     summary = train(tmp_path / "run", arguments, env)
-    reference = whole[0] / "run"
-    assert relative_difference(parameters(tmp_path / "run"), parameters(reference)) < 1e-4
-    for found, expected in zip(metrics(tmp_path / "run"), metrics(reference), strict=True):
+    assert relative_difference(parameters(tmp_path / "run"), parameters(whole)) < 1e-4
+    for found, expected in zip(metrics(tmp_path / "run"), metrics(whole), strict=True):
         for name, value in expected.items():
             if name.startswith("valid") or name in ("loss", "lr"):
                 assert found[name] == pytest.approx(value, rel=1e-3), name

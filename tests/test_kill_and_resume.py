@@ -6,7 +6,6 @@ import uuid
 import pytest
 from runs import (
     MARK,
-    SUPPORT,
     TINY,
     VIRTUAL_TPU,
     killed_sessions,
@@ -95,32 +94,3 @@ def test_two_ranks_killed_end_in_the_same_bytes(tmp_path, kills):
     statuses = run_killed(killed, hw, kills, {}, tmp_path)
     assert statuses.count(9) == len(kills), f"every session must have been killed: {statuses}"
     assert same_bytes(killed, whole)
-
-
-STREAM = [
-    "train", "--task", f"{SUPPORT / 'free_task.py'}:Free", "--max-steps", "24", "--log-every", "3",
-    "--ckpt-every", "2", "--num-workers", "1", "--precision", "fp32",
-    "--set", "best_metric=max:valid_far_auc",
-]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("hw", "env", "kills"),
-    [
-        (["cpu"], {}, ["step:3", "half:2", "fsync:4", "evaluate:1", "step:4"]),
-        (["cpu", "--devices", "2"], {}, ["step:3:1", "half:2:0", "step:4:0"]),
-        pytest.param(["tpu"], VIRTUAL_TPU, ["half:2", "step:3"], marks=pytest.mark.xla),
-    ],
-    ids=["cpu", "two-ranks", "xla"],
-)
-def test_a_stream_with_an_optimizer_of_its_own_killed(tmp_path, hw, env, kills):
-    """24 steps of 16 samples over passes of 40, so nearly every kill is in the middle of one."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    done = tpukit(*STREAM, "--hw", *hw, "--results-dir", whole, env=env)
-    assert done.returncode == 0, done.stderr[-3000:]
-    statuses = run_killed(killed, hw, kills, env, tmp_path, STREAM)
-    assert statuses.count(9) == len(kills), statuses
-    assert same_bytes(killed, whole)
-    assert (latest(killed) / "stream.pt").read_bytes() == (latest(whole) / "stream.pt").read_bytes()

@@ -13,16 +13,13 @@ from runs import (
 )
 
 STEPS = ["--max-steps", "20", "--lr", "1e-3", "--precision", "fp32", "--ckpt-every", "20", "--json"]
-ONE_DEVICE = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1"}
 WAYS = {
-    "xla-1": (["--hw", "tpu"], ONE_DEVICE),
     "xla-8": (["--hw", "tpu"], VIRTUAL_TPU),
     "xla-8-sharded": (["--hw", "tpu", "--shard"], VIRTUAL_TPU),
     "xla-8-accumulate-2": (["--hw", "tpu", "--accumulate", "2"], VIRTUAL_TPU),
     "accumulate-4": (["--hw", "cpu", "--accumulate", "4"], {}),
     "two-ranks": (["--hw", "cpu", "--devices", "2"], {}),
     "two-ranks-accumulate-2": (["--hw", "cpu", "--devices", "2", "--accumulate", "2"], {}),
-    "fsdp-2": (["--hw", "cpu", "--devices", "2", "--shard"], {}),
 }
 
 
@@ -44,7 +41,7 @@ def reference(request, tmp_path_factory):
     return task, run
 
 
-WEIGHTED = {"xla-1", "xla-8-accumulate-2", "accumulate-4", "two-ranks-accumulate-2"}
+WEIGHTED = {"xla-8-accumulate-2", "accumulate-4", "two-ranks-accumulate-2"}
 """The ways that the task with weights goes; `Tiny` goes the others."""
 
 

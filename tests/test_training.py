@@ -88,8 +88,6 @@ def test_a_finished_run_says_so(whole):
     [
         (signal.SIGINT, 130, "1"),
         (signal.SIGTERM, 143, "2"),
-        pytest.param(signal.SIGTERM, 143, "1", marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, 130, "2", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_writes_a_checkpoint_and_tells_how_to_go_on(
@@ -195,20 +193,6 @@ def test_a_non_finite_loss_is_named_and_no_checkpoint_follows(tmp_path):
     assert 1 <= bad <= 4, "each pass of four steps meets the sample once"
     steps = [int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*")]
     assert max(steps, default=0) == bad - 1
-
-
-def test_accumulation_is_exact_with_weights(tmp_path):
-    """Rows that count differently: a mean of micro-batches' means would be another gradient."""
-    task = TINY.replace(":Tiny", ":Weighted")
-    arguments = ["train", "--task", task, "--hw", "cpu", "--max-steps", "5", "--log-every", "1"]
-    losses = []
-    for micro_batches in ("1", "8"):
-        run = tmp_path / micro_batches
-        result(tpukit(*arguments, "--results-dir", run, "--accumulate", micro_batches, "--json"))
-        losses.append([row["loss"] for row in metrics(run) if row["kind"] == "train"])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    difference = relative_difference(parameters(tmp_path / "1"), parameters(tmp_path / "8"))
-    assert difference < 1e-4
 
 
 def test_decoupled_decay_and_clipping_equal_plain_torch(tmp_path):

@@ -56,12 +56,6 @@ def test_weights_agree_after_20_steps(tmp_path, reference, way):
         assert left["compilations_after_reading"] == graphs
 
 
-@pytest.mark.parametrize("arguments", [["--devices", "2"]])
-def test_without_the_reduction_they_do_not_agree(tmp_path, reference, arguments):
-    left = run(tmp_path / "out.pt", [*arguments, "--without-reduction"])
-    assert relative_difference(left["parameters"], reference["parameters"]) > 1e-3
-
-
 def test_fp16_with_fsdp_skips_the_same_steps_as_ddp(tmp_path):
     """An overflow on one rank makes both skip the step."""
     arguments = ["--precision", "fp16", "--devices", "2"]

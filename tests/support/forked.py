@@ -41,7 +41,7 @@ MODULE, SCRIPT = "--module", "--script"
 """Instead of a command line of tpukit: a module's name or a script's path, and its arguments."""
 READ_LATE = (
     "AWS_", "BROKEN_KERNELS", "COLUMNS", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES",
-    "FREE_TASK_LOG", "GLOO_", "GROUP_", "HF_TOKEN", "HOME", "JAX_", "LOCAL_", "MASTER_", "NCCL_",
+    "GLOO_", "GROUP_", "HF_TOKEN", "HOME", "JAX_", "LOCAL_", "MASTER_", "NCCL_",
     "PJRT_DEVICE", "PYTEST_", "PYTHONFAULTHANDLER", "RANK", "ROLE_", "SMALL_MACHINE", "STUCK_FILE",
     "TMPDIR", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_", "TPUKIT_", "WANDB_",
     "WORLD_SIZE", "XDG_CACHE_HOME", "XLA_FLAGS",

@@ -1,7 +1,5 @@
 """A task that chooses what a task may: stream, optimizer, rates, schedule, metrics, hook."""
 
-import json
-import os
 import sys
 from pathlib import Path
 
@@ -80,8 +78,3 @@ class Free(Tiny):
         assert rows["first"].shape[1:] == (2,)
         return {"auc": area_under_curve(rows["score"], rows["label"]), "rows": len(rows["label"]),
                 "ordered": float(np.abs(np.diff(rows["first"][:, 0])).sum())}  # fmt: skip
-
-    def on_log(self, row):
-        if "FREE_TASK_LOG" in os.environ:
-            with Path(os.environ["FREE_TASK_LOG"]).open("a", encoding="utf-8") as file:
-                print(json.dumps({"kind": row["kind"], "step": row["step"]}), file=file)

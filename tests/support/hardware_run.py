@@ -98,12 +98,6 @@ def shard_sizes(backend, model):
     return sum(t.numel() for t in own), sum(p.numel() for p in cut)
 
 
-def leave_out_reduction(backend):
-    """No micro-batch reduces its gradients over the ranks."""
-    within = backend.parallelism.micro_batch
-    backend.parallelism.micro_batch = lambda model, last: within(model, last=False)
-
-
 def join_alone(backend, shard):
     """Replicates or shards over a process group of this rank alone."""
     import torch.distributed as dist
@@ -130,7 +124,6 @@ def main() -> None:
     parse.add_argument("--accumulate", type=int, default=1)
     parse.add_argument("--precision", default="fp32")
     parse.add_argument("--shard", action="store_true")
-    parse.add_argument("--without-reduction", action="store_true")
     parse.add_argument("--alone", action="store_true", help="in a process group of one rank")
     parse.add_argument("--eager", action="store_true")
     parse.add_argument("--recorded", action="store_true", help="as within a program of torch_tpu")
@@ -143,8 +136,6 @@ def main() -> None:
     )  # fmt: skip
     if asked.alone:
         join_alone(backend, asked.shard)
-    if asked.without_reduction:
-        leave_out_reduction(backend)
     with uncompiled_passes() if asked.recorded else nullcontext():
         model, optimizer, last, compiled = train(backend, asked.accumulate)
     sizes = shard_sizes(backend, model)

@@ -3,7 +3,6 @@
 import warnings
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -28,30 +27,6 @@ class Queue(nn.Module):
                 self.queue[places] = self.key(x)
                 self.pointer.copy_((self.pointer + len(x)) % len(self.queue))
         return found
-
-
-class Codebook(nn.Module):
-    """A codebook that follows its inputs' means: cluster sizes, sums, codes."""
-
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.head = nn.Linear(8, 4), nn.Linear(4, 2)
-        codes = torch.randn(6, 4)
-        self.register_buffer("codes", codes)
-        self.register_buffer("sizes", torch.ones(6))
-        self.register_buffer("sums", codes.clone())
-
-    def forward(self, x):
-        z = self.encoder(x)
-        index = torch.cdist(z, self.codes).argmin(1)
-        code = self.codes[index]
-        if self.training:
-            with torch.no_grad():
-                hot = F.one_hot(index, 6).float()
-                self.sizes.lerp_(hot.sum(0), 0.1)
-                self.sums.lerp_(hot.T @ z, 0.1)
-                self.codes.copy_(self.sums / self.sizes[:, None].clamp(min=1e-3))
-        return self.head(z + (code - z).detach())
 
 
 class Counted(nn.Module):
@@ -123,25 +98,6 @@ class Renamed(nn.Module):
 
     def forward(self, x):
         return self.body(x)
-
-
-class ActNorm(nn.Module):
-    """Scale and shift that the first batch sets, and a flag that says so."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 2)
-        self.shift, self.scale = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.ones(2))
-        self.register_buffer("is_set", torch.tensor(False))
-
-    def forward(self, x):
-        found = self.layer(x)
-        if self.training and not self.is_set:
-            with torch.no_grad():
-                self.shift.copy_(-found.mean(0))
-                self.scale.copy_(1 / found.std(0))
-                self.is_set.fill_(True)
-        return (found + self.shift) * self.scale
 
 
 class Centred(nn.Module):
@@ -254,14 +210,12 @@ MODULES = {
         parametrizations.orthogonal(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 2)
     ),
     "queue": Queue,
-    "codebook": Codebook,
     "normalisation": Normed,
     "quantisation": Quantized,
     "extra state": Counted,
     "rotary cache": Rotated,
     "tied": Tied,
     "renamed": Renamed,
-    "actnorm": ActNorm,
     "centre": Centred,
     "memory": Memory,
     "types": Kinds,

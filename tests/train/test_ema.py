@@ -51,62 +51,6 @@ def test_ema_weights_equal_those_of_ema_pytorch(updates, every, warmup):
     )
 
 
-class Stateful(nn.Module):
-    """A layer with buffers of each kind, which move in each forward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = spectral_norm(nn.Linear(8, 2))
-        self.norm = nn.BatchNorm1d(2)
-        self.register_buffer("queue", torch.zeros(4, 2))
-        self.register_buffer("count", torch.tensor(0))
-        self.register_buffer("smallest", torch.tensor(torch.inf))
-        self.register_buffer("seen", torch.zeros(0))
-        self.register_buffer("centre", torch.zeros(()))
-
-    def forward(self, x):
-        found = self.norm(self.layer(x))
-        with torch.no_grad():
-            self.queue.copy_(self.queue.roll(1, 0)).select(0, 0).copy_(found[0])
-            self.count += 1
-            self.smallest.copy_(torch.minimum(self.smallest, found.min()))
-            # An observer gets its shape in the first pass; DINO's centre is another tensor.
-            self.seen.resize_(2).copy_(found.amax(0))
-            self.centre = self.centre + found.mean()
-        return found
-
-
-@pytest.mark.parametrize("every", [1, 3])
-def test_an_average_is_taken_of_means_alone(every):
-    """Beside `copy.deepcopy` of the model, whose parameters and running statistics are averaged."""
-    torch.manual_seed(0)
-    backend, task, model = FakeBackend(), Tiny(), Stateful()
-    config = TrainConfig(ema_decay=0.75, ema_warmup=0, ema_every=every)
-    learner = build_learner(task, backend, model, config)
-    by_hand = copy.deepcopy(model).state_dict()
-    means = {n for n, _ in model.named_parameters()} | {"norm.running_mean", "norm.running_var"}
-    for step in range(7):
-        x = torch.randn(4, 8)
-        learner.train_step([{**task.probe_batches(PlanSettings(4, 4, 1, 0))[0], "x": x}], 0.05)
-        state = model.state_dict() if step % every == 0 else {}
-        for name, value in state.items():
-            kept = by_hand[name].float()
-            by_hand[name] = torch.lerp(kept, value, 0.25) if name in means else value.clone()
-    trained = {name: value.clone() for name, value in model.state_dict().items()}
-    with learner.ema.in_place_of_weights():
-        for name, value in model.state_dict().items():
-            assert torch.equal(value, by_hand[name]), name
-        model.train()(torch.randn(4, 8))
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, trained[name]), name
-    assert learner.ema.copied_floats == [
-        "queue", "smallest", "seen", "centre", "layer.weight_u", "layer.weight_v"
-    ]  # fmt: skip
-    # The pass in between was that of the EMA weights.
-    assert learner.ema.weights["count"] == by_hand["count"] + 1
-    assert learner.ema.weights["centre"] != by_hand["centre"]
-
-
 class Bounded(Tiny):
     """A network under spectral norm, in the old form and as a parametrization."""
 

@@ -206,6 +206,11 @@ OTHERS = {
 }
 FEW = {
     "torch.AdamW": of_torch("AdamW", weight_decay=0.0),
+    "torch.SGD": of_torch("SGD", momentum=0.9, nesterov=True),
+    "torch.SGD with dampening": of_torch("SGD", momentum=0.9, dampening=0.5),
+    "torch.NAdam": of_torch("NAdam"),
+    "torch.Adagrad": of_torch("Adagrad", initial_accumulator_value=0.1),
+    "torch.Adafactor": of_torch("Adafactor"),
     "timm.madgrad": of_timm("madgrad"),
     "timm.adopt": of_timm("adopt"),
     "timm.lookahead_adamw": of_timm("lookahead_adamw"),
