@@ -11,7 +11,6 @@ from nbclient.exceptions import DeadKernelError
 from runs import MARK, latest, wait_for_end
 
 from tpukit.commands.reports.inline import (
-    metrics_table,
     result_pictures,
     result_tables,
     show_result,
@@ -216,16 +215,6 @@ def test_the_speed_of_a_slow_trial_is_a_number():
     trial = {"batch": 4, "used_bytes": 1 << 30, "verdict": "fits", "seconds": 9.0}
     tables = [trials_table([{**trial, "samples_per_second": s}])[1][3] for s in (0.5, 12.3, None)]
     assert tables == ["0.5", "12.3", ""]
-
-
-def test_a_metric_without_a_baseline_has_an_empty_cell():
-    metrics = {"loss": 1.0, "rouge1": 0.5, "rouge1_baseline": 0.25}
-    names = {"rouge1": "ROUGE-1 ↑"}
-    assert metrics_table({"metrics": metrics, "metric_names": names}) == [
-        ["", "this run", "baseline"],
-        ["loss ↓", "1.000", ""],
-        ["ROUGE-1 ↑", "0.5000", "0.2500"],
-    ]
 
 
 def test_the_best_value_of_a_row_is_bold():

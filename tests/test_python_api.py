@@ -409,13 +409,3 @@ def test_what_the_task_raises_is_named_and_kept(tmp_path):
         package.fit(Broken, results_dir=tmp_path, **SHORT)
     assert isinstance(one.value.__cause__, RuntimeError)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_what_an_evaluation_raises_is_named_too(tmp_path):
-    class Failing(Tiny):
-        def evaluate(self, model, backend, request, log):
-            return 1 / 0
-
-    package.fit(Failing(), results_dir=tmp_path, **SHORT)
-    with pytest.raises(TaskFailedError, match=r"Failing.evaluate raised ZeroDivisionError"):
-        package.evaluate(tmp_path, task=Failing, hw="cpu")

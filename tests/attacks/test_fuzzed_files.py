@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import io
 import math
 import os
 import random
@@ -98,22 +97,6 @@ def _tokenizer(path: Path, content: bytes) -> None:
             load_tokenizer(str(path.with_suffix(suffix)))
 
 
-def _log(path: Path, content: bytes) -> None:
-    from tpukit.knowledge.error_table import known_errors
-    from tpukit.probe.logs import explain_log, open_log
-
-    path.write_bytes(content)
-    explain_log(open_log(str(path), 10.0), known_errors())
-
-
-def _code(path: Path, content: bytes) -> None:
-    from tpukit import cli
-
-    path.with_suffix(".py").write_bytes(content)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        assert cli.run(["doctor", "--json", str(path.with_suffix(".py"))]) in (0, 1, 2)
-
-
 def _table(path: Path, content: bytes) -> None:
     from tpukit.tasks.images.data.listing import labelled_images
     from tpukit.tasks.images.settings import ImagesConfig
@@ -148,14 +131,6 @@ def _knowledge(path: Path, content: bytes) -> None:
 
     path.write_bytes(content)
     read_known_errors([path])
-
-
-def _notebook(path: Path, content: bytes) -> None:
-    from tpukit import cli
-
-    path.with_suffix(".ipynb").write_bytes(content)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        assert cli.run(["doctor", "--json", str(path.with_suffix(".ipynb"))]) in (0, 1, 2)
 
 
 def _test_set(path: Path, content: bytes) -> None:
@@ -217,10 +192,10 @@ def _settings(path: Path, content: bytes) -> None:
 READERS: dict[str, Attack] = {
     "csv": _csv, "config": _config, "run-config": _run_config, "state": _state,
     "published": _published, "transformers": _transformers,
-    "normalisation": _normalisation, "sample": _sample, "tokenizer": _tokenizer, "log": _log,
+    "normalisation": _normalisation, "sample": _sample, "tokenizer": _tokenizer,
     "units": _units, "settings": _settings,
     "table": _table, "image": _image, "metrics": _metrics, "knowledge": _knowledge,
-    "notebook": _notebook, "code": _code, "test-set": _test_set, "token-cache": _token_cache,
+    "test-set": _test_set, "token-cache": _token_cache,
 }  # fmt: skip
 
 

@@ -18,16 +18,14 @@ from attacked import (
     SECONDS,
     TRAIN,
     assert_gone,
-    check,
     content,
     family,
     start,
     succeed,
-    told_in,
     wait,
     whole,
 )
-from runs import VIRTUAL_TPU, environment
+from runs import environment
 
 
 @dataclass(frozen=True)
@@ -46,14 +44,9 @@ def training(*more: str) -> tuple[str, ...]:
     return (*TRAIN[:-1], *more, TRAIN[-1])
 
 
-ON_XLA = tuple({**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}.items())
 JOBS = {
-    "one process": Job(training()),
     "its imports too": Job(training(), new=True, kills=2),
     "a worker": Job(training("--num-workers", "1")),
-    "two ranks": Job(training("--devices", "2"), kills=1),
-    "shards": Job(training("--devices", "2", "--shard"), kills=1),
-    "xla": Job(training("--hw", "tpu"), ON_XLA, kills=1),
     "data eit": Job(("data", "eit", "--n", "10", "--workers", "2", "--out"), kills=2),
     "data dialogues": Job(("data", "dialogues", "--n", "20000", "--out")),
     "data images": Job(("data", "images", "--n", "300", "--out")),
@@ -127,21 +120,3 @@ def _strike(rng: random.Random, pid: int, processes: list[psutil.Process]) -> No
                 os.killpg(pid, signal.SIGSTOP)
                 time.sleep(rng.uniform(0.1, 2))
                 os.killpg(pid, signal.SIGCONT)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(4))
-def test_of_two_runs_in_one_folder_one_is_refused_or_finds_a_finished_run(number, tmp_path):
-    rng = random.Random(number)
-    expected, seconds = whole(training())
-    out, both = tmp_path / "made", []
-    for writer in range(2):
-        (tmp_path / str(writer)).mkdir()
-        both.append(start([*training(), str(out)], tmp_path / str(writer)))
-        time.sleep(rng.uniform(0, 1.1 * seconds))
-    ended = [(wait(writer), told_in(tmp_path / str(n))) for n, writer in enumerate(both)]
-    assert 0 in [code for code, _ in ended], ended
-    for code, told in ended:
-        error = check(code, told)
-        assert not error or "Another run is writing" in error, error
-    assert content(out) == expected

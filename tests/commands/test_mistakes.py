@@ -1,6 +1,5 @@
 """Mistakes in a task: two lines with its method, the user's own file and line, and the way on."""
 
-import json
 import re
 from pathlib import Path
 
@@ -164,33 +163,10 @@ def test_a_worker_names_the_users_line(tmp_path):
     assert "Rows.__getitem__" in told and "'name' as a str" in told
 
 
-@pytest.mark.slow
-def test_two_ranks_say_it_once(tmp_path):
-    done = tpukit(*train("BareTensor", tmp_path), "--devices", "2", "--json")
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    assert done.stderr.count("Error: BareTensor.loss") == 1, done.stderr
-    error = json.loads(done.stdout)["error"]
-    assert error["id"] == "task-value" and "a tensor of shape ()" in error["message"]
-
-
-@pytest.mark.xla
-def test_xla_says_the_same(tmp_path):
-    arguments = [*train("MatrixLoss", tmp_path), "--hw", "tpu"]
-    told = failure(tpukit(*arguments, env={**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}))
-    assert "MatrixLoss.loss" in told and "shape (8, 2) for a batch of 8 rows" in told
-
-
 def test_an_estimate_that_fails_prints_nothing(tmp_path):
     done = tpukit(*train("FloatLabels", tmp_path))
     assert done.stdout.count("building") == 1
     assert done.stderr.startswith("Error: FloatLabels.loss raised"), done.stderr
-
-
-def test_as_json(tmp_path):
-    done = tpukit(*train("OtherWidth", tmp_path), "--json")
-    error = json.loads(done.stdout)["error"]
-    assert (done.returncode, error["id"]) == (1, "task-failed")
-    assert "Wide.forward" in error["message"]
 
 
 def test_test_and_predict_name_the_method(tmp_path, capsys):
@@ -223,12 +199,6 @@ def probe(name):
 
 def test_a_probe_takes_its_batch_from_the_data():
     assert result(probe("Sound"))["largest_batch_per_device"] == 4
-
-
-@pytest.mark.slow
-def test_a_probe_names_the_users_line():
-    told = failure(probe("OtherWidth"), code=1)
-    assert "Sound.loss raised RuntimeError" in told and "in Wide.forward" in told
 
 
 def test_example_batches_are_of_each_shape_and_checked():

@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 import tpukit
 from tpukit.hardware.backend import Backend, ModelOps
 
@@ -60,29 +58,3 @@ def test_no_code_outside_the_seam_asks_for_the_hardware():
     found = {str(p.relative_to(PACKAGE)): questions(p.read_text("utf-8")) for p in outside()}
     assert len(found) > 100
     assert {path: asked for path, asked in found.items() if asked} == {}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "if backend.traced: pass",
-        "pays = self.backend.device.type == 'cpu'",
-        "name = device.type",
-        "if is_emulated(os.environ): pass",
-        "detect.is_emulated({})",
-        "rows = tensor.is_cuda",
-        "if self.backend.kind == 'tpu': pass",
-        "if 'gpu' != backend.kind: pass",
-        "isinstance(backend, XlaBackend)",
-    ],
-)
-def test_each_form_of_the_question_is_found(line):
-    assert questions(line)
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["backend.compiles_everything", "value.to(backend.device)", "{'hardware': backend.kind}"],
-)
-def test_members_of_the_seam_are_free_to_use(line):
-    assert questions(line) == []

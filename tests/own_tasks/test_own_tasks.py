@@ -1,7 +1,4 @@
-"""Thirteen tasks written as public scripts are, used by every command as a new user would.
-
-Lines that the plain script of such a task would not have are marked `# glue`.
-"""
+"""Thirteen tasks written as public scripts are, used by every command as a new user would."""
 
 import sys
 from pathlib import Path
@@ -24,7 +21,6 @@ TASKS = {
 """File -> class."""
 SEES_ITS_RANK = ("simclr", "arcface", "distill", "detection", "table", "vqvae")
 """Tasks whose BatchNorm, contrast or sampled anchors see a rank's own rows."""
-MOST_GLUE = 5
 CPU = (["--hw", "cpu"], {})
 RANKS = (["--hw", "cpu", "--devices", "2"], {})
 XLA = (["--hw", "tpu"], {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"})
@@ -123,9 +119,3 @@ def test_the_batch_search_measures_it(name, folder):
         )
     )  # fmt: skip
     assert found["largest_batch_per_device"] == 8 and all(t["fits"] for t in found["trials"])
-
-
-@pytest.mark.parametrize("name", list(TASKS))
-def test_little_glue_is_needed(name):
-    lines = (HERE / f"{name}.py").read_text().splitlines()
-    assert sum("# glue" in line for line in lines) <= MOST_GLUE

@@ -11,12 +11,6 @@ SCENARIO = sys.argv[1]
 RANK = int(os.environ["RANK"])
 
 
-def stop_in_order(number, frame):
-    time.sleep(RANK)  # one still writes its checkpoint when the other has ended
-    print(f"stopped {RANK}", flush=True)
-    sys.exit(128 + number)
-
-
 if SCENARIO == "end":
     print(f"done {RANK} of {os.environ['WORLD_SIZE']}", flush=True)
 elif SCENARIO == "bad-input":
@@ -30,11 +24,6 @@ elif SCENARIO.startswith("both-fail"):
     if ends_first == RANK or SCENARIO != "both-fail-alone":
         leave_status(2, error_id="data", stderr="Error: both\n  know\n", stdout=f"{{}} {RANK}\n")
     if ends_first == RANK:
-        sys.exit(2)
-    time.sleep(60)
-elif SCENARIO == "second-fails":
-    if RANK == 1:
-        print("Error: only the second knows", file=sys.stderr)
         sys.exit(2)
     time.sleep(60)
 elif SCENARIO in ("second-raises", "second-raises-once"):
@@ -70,10 +59,6 @@ elif SCENARIO == "second-raises-beside-one-that-hangs":
 elif SCENARIO == "second-is-killed":
     if RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
-elif SCENARIO == "wait":
-    signal.signal(signal.SIGTERM, stop_in_order)
-    print(f"waiting {RANK}", flush=True)
     time.sleep(60)
 elif SCENARIO == "wait-with-children":
     from torch.utils.data import DataLoader

@@ -1,7 +1,6 @@
 """Launched ranks: their exit codes, output, signals, and ends."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -85,31 +84,11 @@ def test_the_error_is_shown_while_another_rank_hangs():
     process.communicate(timeout=120)
 
 
-def test_the_stderr_tail_of_the_failed_rank_is_shown():
-    code, _, stderr = launched("second-fails")
-    assert code == 2
-    assert "[rank 1] Error: only the second knows" in stderr
-
-
 def test_a_killed_rank_is_named():
     code, _, stderr = launched("second-is-killed")
     assert code == 1
     assert "rank 1 ended by SIGKILL" in stderr
     assert "Traceback" not in stderr
-
-
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
-)
-def test_signals_are_passed_on_and_every_rank_ends_in_order(number, code):
-    process = start("wait")
-    assert process.stdout.readline() == "waiting 0\n"
-    time.sleep(1.0)  # rank 1 is starting
-    process.send_signal(number)
-    ended, out, stderr = finish(process)
-    assert ended == code, stderr
-    assert "stopped 0" in out
 
 
 def test_sigkill_of_the_launcher_leaves_nothing_behind():

@@ -174,20 +174,3 @@ def test_kernels_in_a_program_compute_attention_and_its_gradients():
     assert ours < 1e-5 and torchs < 2e-2
     # Each is recorded twice; torch's own attention is ours under autocast.
     assert found["calls"] == [{}, {}, {"causal": True}, {"causal": True}]
-
-
-@pytest.mark.parametrize(
-    "untested",
-    [
-        "sampling: the CPU plugin aborts on a cumsum, by itself too",
-        "several ranks: the CPU plugin has no collectives between processes",
-        "DDP's search for unused parameters: the CPU plugin has no pinned memory",
-        "memory in use and its peak: the CPU plugin keeps no statistics",
-        "torch_tpu's own attention kernel: Mosaic runs on TPUs alone",
-        "rows of the device in a profiler trace",
-        "the texts of a real TPU that runs out of memory",
-        "speed",
-    ],
-)
-def test_what_needs_a_tpu(untested):
-    pytest.skip(f"never executed, it needs a TPU: {untested}")

@@ -10,10 +10,7 @@ from tpukit.io.units import GIB
 from tpukit.probe.batch.forms import recommend_form
 from tpukit.probe.batch.recommend import CPU_SEARCH_SECONDS, Recommendation
 from tpukit.probe.batch.search import SearchSettings
-from tpukit.probe.targets import find_any
-from tpukit.probe.trial import TASK_FACTORY, TaskSource, Trial, TrialRequest, TrialSetup
-from tpukit.probe.trials.worker import TrialRunner
-from tpukit.train.config import TrainConfig
+from tpukit.probe.trial import Trial, TrialRequest
 
 NAMES = ("kept", "slim")
 
@@ -160,30 +157,3 @@ def test_the_forms_share_the_time(monkeypatch):
     chosen(Forms(Simulated(), Simulated(0.1), on_cpu=True))
     chosen(Forms(Simulated(), Simulated(0.1), on_cpu=True), max_time=60)
     assert set(seconds) == {CPU_SEARCH_SECONDS / 2, 30.0}
-
-
-class InThisProcess:
-    """Traces for a GPU with 2 GB, without child processes."""
-
-    versions: dict[str, str] = {}  # noqa: RUF012
-    devices, on_cpu, by_speed = 1, False, False
-
-    def __init__(self, recompute) -> None:
-        self.target = find_any("2GB")
-        settings = {"model": "6x2x64", "block_size": 256, "recompute": recompute,
-                    "tokenizer": "train", "vocabulary_size": 400}  # fmt: skip
-        arguments = {"spec": "llm", "settings": settings, "data_path": "/nonexistent"}
-        self.runner = TrialRunner(
-            TrialSetup(TaskSource(TASK_FACTORY, arguments), TrainConfig(), "2GB")
-        )
-
-    def evaluate(self, request: TrialRequest) -> Trial:
-        return Trial(**self.runner.result(request)["trial"])
-
-
-@pytest.mark.slow
-def test_a_gpu_s_answer_for_auto_is_that_of_both_values():
-    found = chosen(InThisProcess("auto"))
-    alone = [recommend(InThisProcess(value)) for value in (False, True)]
-    assert batches(found.forms.values()) == batches(alone)
-    assert alone[1].largest > 2 * alone[0].largest

@@ -17,12 +17,8 @@ ANSWER = "import os, json, sys\ndef say(**a): os.write(int(sys.argv[-2]), (json.
 FIRST = "say(message='torch 2')\n"
 CHILDREN = {
     "never ends": "import time\ntime.sleep(1000)\n",
-    "ends but for a child of its own": "import subprocess, sys, time\n"
-    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\ntime.sleep(1000)\n",
     "ignores signals": "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     "signal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(1000)\n",
-    "talks for ever": "import sys\nwhile True: sys.stderr.write('x' * 1000)\n",
-    "prints for ever": "import sys\nwhile True: print('x' * 1000)\n",
 }
 
 
@@ -47,8 +43,6 @@ def test_child_that_hangs(name):
     ("code", "said"),
     [
         ("os.kill(os.getpid(), 11)", "SIGSEGV"),
-        ("os.abort()", "SIGABRT"),
-        ("raise SystemExit(3)", "exit code 3"),
         ("import sys; sys.stderr.write(\"ImportError: _XLAC.so: undefined symbol: _ZN5\"); sys.exit(1)",
          "different versions"),
     ],
@@ -57,12 +51,6 @@ def test_child_that_crashes(code, said):
     results = played(FIRST + code + "\n", seconds=20)
     assert [r.verdict.status for r in results] == ["pass", "fail", "skip", "skip"]
     assert said in results[1].verdict.message
-
-
-def test_child_that_ends_well_leaves_nothing_open():
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    played(FIRST, seconds=20)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_the_checks_here():
