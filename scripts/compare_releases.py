@@ -11,26 +11,37 @@ is deprecated, use `Y`) becomes its successor; a name that is defined in another
 has moved there.
 
 A line of the table is a module: `<5.0` before the names that 5.0 is the first to lack, `>=5.0`
-before those that it is the first to have, `name>new` with the successor. What comes or goes with
-its class or method is not listed again. `skipped` are the releases between those compared, as pip
-lists them: no bound is given beyond the first of them.
+before those that it is the first to have, `name>new` with the successor (`name>place.` where it
+has the same name there). `GLM|Config|Model` are GLMConfig and GLMModel; `.size` belongs to the
+class or method of the name before it; `TF[A-Z]*` are all names of that form, which went together.
+What comes or goes with its class or method is not listed again, nor what needs no bound
+(`is_everywhere`). `skipped` are the releases between
+those compared, as pip lists them: no bound is given beyond the first of them.
 """
 
 import argparse
 import ast
+import fnmatch
 import hashlib
 import json
 import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from functools import cache
+from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from typing import Any, TypeGuard
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from tpukit.knowledge.releases import libraries
 
 TABLES = Path(__file__).parents[1] / "tpukit/knowledge/tables/releases"
 SKIPPED = re.compile(
@@ -53,6 +64,13 @@ MODEL = re.compile(r"[a-z]\w*\d\w*")
 """timm's function for one model, which is asked for by `create_model`."""
 NEWEST = ("--python-version", "3.13", "--only-binary", ":all:")
 """pip lists the releases for this Python: the newest ones need a newer one than this script."""
+FORMS = {
+    "transformers": ("Flax[A-Z]*", "TF[A-Z]*", "*OnnxConfig", "*_ARCHIVE_LIST", "*_ARCHIVE_MAP")
+}
+"""Library -> forms of names of which one release dropped all."""
+PLAIN = re.compile(r"[A-Z]\w*")
+WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+"""Where a word begins within a class's name."""
 ROW = 1000
 """Characters of a line after which the next release has a line of its own."""
 TOP_LEVEL = re.compile(r"^(?:class |def )?([A-Za-z]\w*)(?=\(|:| = )", re.MULTILINE)
@@ -393,12 +411,33 @@ def is_noise(sign: str, module: str, token: str) -> bool:
     )
 
 
-def kept(rows: Rows) -> Rows:
+def is_everywhere(bound: tuple[str, str], module: str, library: str) -> bool:
+    """Whether names that came need no bound: every release that tpukit takes has them, or they have
+    a shorter place for users. Of a library with `breaks` each counts: what is not known to be new
+    is taken for old there."""
+    sign, number = bound
+    if sign == "<" or "breaks" in libraries().get(library, {}):
+        return False
+    return Version(number) < required(library) or (module.count(".") > 1 and "pallas" not in module)
+
+
+@cache
+def required(library: str) -> Version:
+    """The first release of a library that tpukit takes."""
+    project = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())
+    wanted = map(Requirement, project["project"]["dependencies"])
+    first = (s.version for each in wanted if each.name == library for s in each.specifier)
+    return min(map(Version, first), default=Version("0"))
+
+
+def kept(rows: Rows, library: str) -> Rows:
     """The names that somebody may ask for, each once: an attribute of a class or an argument of a
     method that comes or goes with it is not listed."""
     found: Rows = defaultdict(dict)
     for module, names_of in rows.items():
         for bound, names in names_of.items() if not INNER.search(module) else ():
+            if is_everywhere(bound, module, library):
+                continue
             own = set()
             for name in names:
                 token = name.partition(">")[0]
@@ -413,6 +452,49 @@ def kept(rows: Rows) -> Rows:
     return found
 
 
+def by_form(rows: Rows, library: str) -> Rows:
+    """Puts a form in the place of the names of it that one release dropped."""
+    found = {
+        module: {bound: {*names} for bound, names in of.items()} for module, of in rows.items()
+    }
+    for form in FORMS.get(library, ()):
+        lost = {
+            b: {*fnmatch.filter(names, form)} for b, names in found[library].items() if b[0] == "<"
+        }
+        most = max(lost, key=lambda bound: len(lost[bound]))
+        found[library][most] = found[library][most] - lost[most] | {form}
+    return found
+
+
+def folded(names: Iterable[str]) -> Iterator[str]:
+    """The names in the form of the table, which `unfolded` of tpukit.knowledge.releases reads."""
+    for is_plain, group in groupby(sorted(names), lambda name: bool(PLAIN.fullmatch(name))):
+        fold = _families if is_plain else _of_owners
+        yield from fold([*group])
+
+
+def _of_owners(names: list[str]) -> Iterator[str]:
+    before = ""
+    for word in names:
+        name, moved, new = word.partition(">")
+        owner, dot, last = name.rpartition(".")
+        place, _, new_last = new.rpartition(".")
+        new = f"{place}." if place and new_last == last else new
+        yield f"{f'.{last}' if dot and owner == before else name}{moved}{new}"
+        before = owner
+
+
+def _families(names: list[str]) -> Iterator[str]:
+    """Of the stems of the first name the one that saves most."""
+    while names:
+        stems = [names[0][: match.start()] for match in WORD.finditer(names[0])]
+        runs = {s: [*takewhile(re.compile(rf"{s}[A-Z]").match, names)] for s in stems}
+        stem = max(runs, key=lambda s: ((len(runs[s]) - 1) * len(s), len(s)), default="")
+        family = runs[stem] if stem and len(runs[stem]) > 1 else names[:1]
+        yield "|".join([stem, *(n[len(stem) :] for n in family)]) if len(family) > 1 else names[0]
+        del names[: len(family)]
+
+
 def lines_of(rows: Rows) -> Iterator[str]:
     """The lines of the table, by module; of one module the newest release first."""
 
@@ -422,7 +504,7 @@ def lines_of(rows: Rows) -> Iterator[str]:
     for module, names_of in sorted(rows.items()):
         line = f"{module}:"
         for sign, number in sorted(names_of, key=newest):
-            part = f" {sign}{number} {' '.join(sorted(names_of[sign, number]))}"
+            part = f" {sign}{number} {' '.join(folded(names_of[sign, number]))}"
             if len(line) + len(part) > ROW and line[-1] != ":":
                 yield line
                 line = f"{module}:"
@@ -455,7 +537,7 @@ def write(library: str, compared: list[str], skipped: list[str], rows: Rows) -> 
         f"compared = {json.dumps(compared)}",
         f"skipped = {json.dumps(skipped)}",
         "names = '''",
-        *lines_of(kept(rows)),
+        *lines_of(by_form(kept(rows, library), library)),
         "'''",
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

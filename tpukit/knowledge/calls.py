@@ -187,6 +187,16 @@ def _row(id: str, row: Mapping[str, Any]) -> OldCall:
     if fix := fields.pop("fix", None):
         fix = {key: tuple(v) if isinstance(v, list) else v for key, v in fix.items()}
         fields["fix"] = Fix(imports=fix.pop("import", ""), **fix)
-    return OldCall(
-        **{"id": id, "kind": "name", "effect": _EFFECTS.get(fields["status"], ""), **fields}
-    )
+    usual = {"kind": _kind(fields), "effect": _EFFECTS.get(fields["status"], "")}
+    return OldCall(**{"id": id, "old": fields["names"][0], **usual, **fields})
+
+
+def _kind(fields: Mapping[str, Any]) -> CallKind:
+    """What a row is about where it does not say so, by what it asks for."""
+    if "pattern" in fields:
+        return "shell"
+    if "signs" in fields:
+        return "form"
+    if not fields.keys().isdisjoint(("keywords", "lacks", "positional")):
+        return "call"
+    return "environment" if fields["names"][0].isupper() else "name"

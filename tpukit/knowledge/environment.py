@@ -17,7 +17,6 @@ class Variable:
     """A variable and the values of it that cause problems."""
 
     name: str
-    status: str
     message: str
     fix: str
     when: str = ""

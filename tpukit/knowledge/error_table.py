@@ -128,8 +128,9 @@ def _read_file(path: Path) -> list[KnownError]:
         raise DataError(f"{path}: invalid TOML: {error}", _EXAMPLE) from None
     raw = tables.get("error")
     if raw is None:
-        # The package's own tables name each entry by its id.
-        raw = [{"id": id, **row} for id, row in tables.items() if isinstance(row, dict)]
+        # The package's own tables name each entry by its id; what stands above holds for all.
+        of_all = {name: value for name, value in tables.items() if not isinstance(value, dict)}
+        raw = [{"id": id, **of_all, **row} for id, row in tables.items() if id not in of_all]
     if not raw or not isinstance(raw, list) or not all(isinstance(table, dict) for table in raw):
         raise DataError(f"{path}: no [[error]] entries", _EXAMPLE)
     return [_entry(table, f"{path}, entry {i}") for i, table in enumerate(raw, start=1)]

@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -176,20 +177,30 @@ class _History:
 
     def knows(self, name: str) -> bool:
         """Whether it has a class or a function, or what belongs to it."""
-        return re.search(rf" {re.escape(name)}(?![\w>])", self.names) is not None
+        is_named = re.search(rf" {re.escape(name)}(?![\w>*])", self.names) is not None
+        return is_named or any(fnmatchcase(name, form.name) for form in self._lines_with("*"))
 
     def of(self, last: str) -> Iterator[_Change]:
-        """The names that are `last`, or end in it behind a class or a function."""
-        for line in self.names.splitlines() if last in self.names else ():
+        """The names that are `last`, or end in it behind a class or a function; where none of them
+        went, or came later, what went by its form."""
+        named = [c for c in self._lines_with(last) if c.name.rpartition(".")[2] == last]
+        yield from named
+        for form in self._lines_with("*"):
+            others = (c.sign == "<" or _is_since(c.release, form.release) for c in named)
+            if fnmatchcase(last, form.name) and not any(others):
+                yield form._replace(name=last)
+
+    def _lines_with(self, text: str) -> Iterator[_Change]:
+        """The names of the lines that contain a text."""
+        for line in self.names.splitlines() if text in self.names else ():
             module, _, words = line.partition(": ")
             sign = release = ""
-            for word in words.split() if last in words else ():
+            for word in words.split() if text in words else ():
                 if bound := re.match(r"(<|>=)(\d.*)", word):
                     sign, release = bound.groups()
                     continue
                 name, _, new = word.partition(">")
-                if name.rpartition(".")[2] == last:
-                    yield _Change(module, name, new, sign, release)
+                yield _Change(module, name, new, sign, release)
 
     def first_unknown(self, release: str) -> str:
         """The first release of which it is not known that it has what this one lacks."""
@@ -206,4 +217,26 @@ def _history(library: str) -> _History:
     if not library or not path.is_file():
         return _History()
     table = tomllib.loads(path.read_text(encoding="utf-8"))
-    return _History(table["names"], table.get("skipped", ()), table.get("compared", ()))
+    return _History(unfolded(table["names"]), table.get("skipped", ()), table.get("compared", ()))
+
+
+def unfolded(names: str) -> str:
+    """The names of a table, each written out: `GLM|Config|Model X.size .shape move>new.place.` are
+    `GLMConfig GLMModel X.size X.shape move>new.place.move`."""
+    lines = (line.partition(": ") for line in names.splitlines())
+    return "\n".join(f"{module}: {' '.join(_unfolded(words))}" for module, _, words in lines)
+
+
+def _unfolded(words: str) -> Iterator[str]:
+    owner = ""
+    for word in words.split():
+        if word[0] in "<>":
+            yield word
+        elif "|" in word:
+            stem, *ends = word.split("|")
+            yield from (f"{stem}{end}" for end in ends)
+        else:
+            name, moved, new = word.partition(">")
+            name = f"{owner}{name}" if name[0] == "." else name
+            owner, _, last = name.rpartition(".")
+            yield f"{name}{moved}{new}{last if new.endswith('.') else ''}"

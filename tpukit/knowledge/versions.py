@@ -52,7 +52,6 @@ class OldPackage:
     """A package that was renamed, replaced or discontinued."""
 
     name: str
-    status: str
     message: str
     fix: str
     below: str | None = None

@@ -1,5 +1,6 @@
 """What the tables of releases say of names, held against the releases that are installed."""
 
+import fnmatch
 import functools
 import importlib
 import re
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.knowledge import releases
-from tpukit.knowledge.releases import lost_name
+from tpukit.knowledge.releases import lost_name, unfolded
 
 GONE = {"numpy": ("2.4", "product"), "huggingface_hub": ("2", "HfFolder"),
         "transformers": ("5", "AutoModelForVision2Seq")}  # fmt: skip
@@ -19,7 +20,8 @@ GONE = {"numpy": ("2.4", "product"), "huggingface_hub": ("2", "HfFolder"),
 @functools.cache
 def words_of_tables():
     tables = Path(releases.__file__).parent.joinpath("tables").rglob("*.toml")
-    return {word for table in tables for word in re.findall(r"\w+", table.read_text())}
+    texts = [text for table in tables for text in (table.read_text(), unfolded(table.read_text()))]
+    return {word for text in texts for word in re.findall(r"\w+", text)}
 
 
 @pytest.mark.parametrize("library", GONE)
@@ -30,7 +32,10 @@ def test_what_the_installed_release_has_is_not_called_lost(library):
     module = importlib.import_module(library)
     lost = lost_name(library, gone)
     assert lost is not None and lost.range.startswith("<") and gone not in dir(module)
-    told = words_of_tables() & {*dir(module)}
+    names = dir(module)
+    told = words_of_tables() & {*names}
+    forms = re.findall(r"(?<= )[^\s>]*\*[^\s>]*", releases._history(library).names)
+    told |= {name for form in forms for name in fnmatch.filter(names, form)}
     found = {name: lost_name(library, name, version(library)) for name in told}
     assert [name for name, lost in found.items() if lost and lost.range.startswith("<")] == []
 
@@ -54,6 +59,31 @@ def test_a_name_is_told_with_the_release_in_which_it_went_or_came(
 def test_a_release_that_has_the_name_is_not_said_to_lack_it():
     assert lost_name("transformers.models", "qwen3_5_moe", "5.3.0") is None
     assert lost_name("huggingface_hub", "HfFolder", "0.36.0") is None
+
+
+def test_a_folded_line_has_the_names_that_it_stands_for():
+    folded = (
+        "a.b: <5.0 GLM|Config|MoeModel X.size .shape X.make.of .on>by move>c.d. old>new >=5.1 y"
+    )
+    assert unfolded(folded) == (
+        "a.b: <5.0 GLMConfig GLMMoeModel X.size X.shape X.make.of X.make.on>by move>c.d.move"
+        " old>new >=5.1 y"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "range_"),
+    [
+        ("TFBertModel", "", "<5.0"),
+        ("FlaxBertModel", "5.2", "<5.0"),
+        ("TFTrainer", "", "<4.37"),
+        ("TF_BERT_PRETRAINED_MODEL_ARCHIVE_LIST", "", "<4.37"),
+        ("TFMistralModel", "", "<5.0"),
+        ("TFMistralModel", "4.41.2", ">=4.44"),
+    ],
+)
+def test_a_name_of_a_form_that_went_is_lost(name, release, range_):
+    assert lost_name("transformers", name, release).range == range_
 
 
 def test_a_name_that_several_libraries_changed_is_told_of_none(monkeypatch):

@@ -25,9 +25,8 @@ def variables(facts: Facts, options: CheckOptions) -> Verdict:
     environment = facts.host.environment
     found = []
     for variable in problematic(environment):
-        problem = failed if variable.status == "fail" else warned
         value = environment[variable.name][:60]
-        found.append(problem(f"{variable.name}={value}: {variable.message}", variable.fix))
+        found.append(warned(f"{variable.name}={value}: {variable.message}", variable.fix))
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if facts.hidden_gpus and not facts.gpus:
         found.append(
