@@ -97,11 +97,11 @@ def task_of(model: Model, width: str) -> Any:
     settings = {**model.full, **(model.narrow if width == "narrow" else {})}
     if model.task != "eit" or width == "full":
         return for_probing(load_task(model.task, settings, "/nonexistent"))
-    from tpukit.tasks.eit.model.network import SIZES, make_network
+    from tpukit.tasks.eit.model.network import SIZES, Network
 
     task = load_task("eit", model.full, "/nonexistent")
     task.shape = dataclasses.replace(SIZES["published"], **model.narrow)
-    task.build_model = lambda ops: make_network(task.shape, ops)
+    task.build_model = lambda ops: Network(task.shape, ops)
     return task
 
 

@@ -63,6 +63,8 @@ class PublishedMerging(PatchMerging):
 
 
 class PublishedUNet(UNet):
+    block = PublishedBlock
+
     def join(self, upsample: nn.Module, linear: nn.Module, x: Tensor, skip: Tensor) -> Tensor:
         batch, tokens, width = x.shape
         side = math.isqrt(tokens)
@@ -73,6 +75,8 @@ class PublishedUNet(UNet):
 
 
 class PublishedNetwork(Network):
+    unet = PublishedUNet
+
     def predict(self, channels: Tensor, c: Tensor) -> Tensor:
         tokens = self.x_embedder.proj(channels).flatten(2).transpose(1, 2)
         return self.pixels(self.final_layer(self.blocks(tokens + self.pos_embed, c), c))
@@ -80,15 +84,7 @@ class PublishedNetwork(Network):
 
 def reference_network(config: NetworkConfig) -> Network:
     """The network with the published arithmetic."""
-    width, heads, ops = config.width, config.heads, TorchOps()
-
-    def global_block() -> nn.Module:
-        return PublishedBlock(width, Attention(width, heads), ops)
-
-    def window_block() -> nn.Module:
-        return PublishedBlock(width, WindowAttention(width, heads, config.window), ops)
-
-    network = PublishedNetwork(config, PublishedUNet(config, global_block, window_block))
+    network = PublishedNetwork(config, TorchOps())
     for module in network.modules():
         if isinstance(module, PatchMerging):
             module.__class__ = PublishedMerging

@@ -240,22 +240,6 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text[:200]}".rstrip(".: ")
 
 
-class _Progress:
-    """fsspec's callback, as far as its methods are used: when something last moved."""
-
-    def __init__(self) -> None:
-        from fsspec.callbacks import Callback
-
-        self.last = time.monotonic()
-        outer = self
-
-        class Moved(Callback):  # type: ignore[misc]
-            def call(self, *args: Any, **more: Any) -> None:
-                outer.last = time.monotonic()
-
-        self.callback = Moved()
-
-
 def _attempt(
     system: Any,
     method: str,
@@ -266,9 +250,16 @@ def _attempt(
     moves: bool,
 ) -> Any:
     """One call, given up (TimeoutError) once nothing has moved for `patience` seconds."""
-    progress = _Progress()
+    from fsspec.callbacks import Callback
+
+    last = time.monotonic()
+
+    def moved(*sizes: object) -> None:
+        nonlocal last
+        last = time.monotonic()
+
     if moves:
-        more = {**more, "callback": progress.callback}
+        more = {**more, "callback": Callback(hooks={"moved": moved})}
     if system.async_impl:
         # `find` and others go through coroutines, which can be cancelled.
         call = getattr(system, f"_{method}")(*args, **more)
@@ -277,13 +268,13 @@ def _attempt(
         future = _in_thread(lambda: getattr(system, method)(*args, **more))
     while True:
         try:
-            return future.result(timeout=max(0.05, progress.last + patience - time.monotonic()))
+            return future.result(timeout=max(0.05, last + patience - time.monotonic()))
         except CancelledError as error:
             raise TimeoutError("cancelled") from error
         except TimeoutError:
             if future.done():
                 return future.result()
-            if time.monotonic() >= progress.last + patience:
+            if time.monotonic() >= last + patience:
                 future.cancel()
                 raise TimeoutError(f"no answer for {patience:.0f} s") from None
 

@@ -12,7 +12,6 @@ from tpukit.tasks.images.data.listing import (
 )
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.train.config import build_settings
-from tpukit.train.labelled import table_with_rows
 from tpukit.train.target import Target
 
 
@@ -263,11 +262,6 @@ def test_the_digest_sees_other_labels(tmp_path):
     first = find(tmp_path, valid_fraction=0.0)[0].digest()
     (tmp_path / "cat" / "0.png").rename(tmp_path / "dog" / "7.png")
     assert find(tmp_path, valid_fraction=0.0)[0].digest() != first
-
-
-def test_a_table_that_is_not_there_is_said_to_be_missing(tmp_path):
-    with pytest.raises(DataError, match=r"Cannot read .*nowhere\.csv: No such file"):
-        table_with_rows(tmp_path / "nowhere.csv")
 
 
 @pytest.fixture

@@ -3,9 +3,8 @@
 A sample is a pure function of (settings, index): workers and order do not matter. The ranges of
 contrast, size and noise were chosen after looking at the real sets' voltages.
 
-The work is cut into chunks of consecutive samples; the next run skips those whose files are there,
-and the normalisation is computed from all files at the end. So the files are the same bytes however
-often the run was killed, with any number of workers.
+A run makes the samples whose files are missing, and computes the normalisation from all files at
+the end. So the files are the same bytes however often it was killed, with any number of workers.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -38,8 +37,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "valid", "test")
 CHUNK_SAMPLES = 200
-Chunk = tuple[int, int]
-"""Samples [start, stop)."""
+"""Samples that a worker makes at a time."""
 JOURNAL = ".simulation"
 """Folder of `settings.json`, beside the splits."""
 BYTES_OF_IMAGE = 4 * 128 * 128
@@ -93,13 +91,10 @@ class SimulatedData:
             text = f"--noise {self.noise!r} is not of the form 33-60 or 40."
             raise ConfigError(text) from None
 
-    def chunks(self) -> list[Chunk]:
-        """All samples, cut at multiples of `CHUNK_SAMPLES`."""
-        stop = self.start + self.n
-        cuts = range(self.start // CHUNK_SAMPLES, -(-stop // CHUNK_SAMPLES))
-        return [
-            (max(self.start, k * CHUNK_SAMPLES), min(stop, (k + 1) * CHUNK_SAMPLES)) for k in cuts
-        ]
+    @property
+    def indices(self) -> range:
+        """All samples."""
+        return range(self.start, self.start + self.n)
 
     def bytes_needed(self) -> int:
         """Approximate size of all files."""
@@ -114,7 +109,7 @@ class SimulatedData:
 
     def write(self, out: Path, progress: Progress, log: Callable[[str], None]) -> dict[str, Any]:
         """Simulates what is not there yet; the JSON fields of `make_dataset`."""
-        already = self.n - sum(stop - start for start, stop in missing_chunks(self, out))
+        already = self.n - len(missing_samples(self, out))
         log(
             f"{self.n:,} samples take about {format_bytes(self.bytes_needed())} in {out}, and half"
             " as much again once a training has packed them."
@@ -172,29 +167,23 @@ def make_dataset(
     """
     started = time.monotonic()
     _prepare(data, folder)
-    missing = missing_chunks(data, folder)
-    _check_space(data, folder, sum(stop - start for start, stop in missing))
-    made, make = 0, functools.partial(_make_chunk, data, folder)
-    done = map_ordered(make, missing, data.workers or allowed_cores())
-    for (start, stop), _ in zip(missing, done, strict=True):
-        made += stop - start
-        report(stop - start)
+    missing = missing_samples(data, folder)
+    _check_space(data, folder, len(missing))
+    chunks = [missing[k : k + CHUNK_SAMPLES] for k in range(0, len(missing), CHUNK_SAMPLES)]
+    make = functools.partial(_make_samples, data, folder)
+    for made in map_ordered(make, chunks, data.workers or allowed_cores()):
+        report(made)
     _write_normalisation(data, folder)
-    counts = dict.fromkeys(SPLITS, 0)
-    for index in range(data.start, data.start + data.n):
-        counts[split_name(index)] += 1
+    splits = [split_name(index) for index in data.indices]
+    counts = {name: splits.count(name) for name in SPLITS}
     seconds = round(time.monotonic() - started, 2)
-    return {"samples": data.n, **counts, "made": made, "seconds": seconds}
+    return {"samples": data.n, **counts, "made": len(missing), "seconds": seconds}
 
 
-def missing_chunks(data: SimulatedData, folder: Path) -> list[Chunk]:
-    """Chunks with a file missing."""
+def missing_samples(data: SimulatedData, folder: Path) -> list[int]:
+    """Samples without a file."""
     there = {name: _file_names(folder / name) for name in SPLITS}
-    return [
-        (start, stop)
-        for start, stop in data.chunks()
-        if any(f"{i:07d}.npz" not in there[split_name(i)] for i in range(start, stop))
-    ]
+    return [i for i in data.indices if f"{i:07d}.npz" not in there[split_name(i)]]
 
 
 def _file_names(folder: Path) -> set[str]:
@@ -250,9 +239,9 @@ def _check_space(data: SimulatedData, folder: Path, samples: int) -> None:
 
 
 # -- files ---------------------------------------------------------------------------------------
-def _make_chunk(data: SimulatedData, folder: Path, chunk: Chunk) -> None:
+def _make_samples(data: SimulatedData, folder: Path, indices: Sequence[int]) -> int:
     degrees = data.electrode_degrees
-    for index in range(*chunk):
+    for index in indices:
         sample, stream = simulate(data, index), io.BytesIO()
         arrays: dict[str, Any] = {"ys": sample.ys[:, None], "xs": sample.xs}
         if data.recon:
@@ -263,6 +252,7 @@ def _make_chunk(data: SimulatedData, folder: Path, chunk: Chunk) -> None:
         np.savez(stream, **arrays)
         with writing_errors(folder):
             write_file(_file_of(folder, index), stream.getvalue(), sync=False)
+    return len(indices)
 
 
 def _file_of(folder: Path, index: int) -> Path:
@@ -275,7 +265,7 @@ def _write_normalisation(data: SimulatedData, folder: Path) -> None:
     from tpukit.tasks.eit.data.dataset import Normalisation, save_normalisation
     from tpukit.tasks.eit.data.samples import read_sample
 
-    trained = (i for i in range(data.start, data.start + data.n) if split_name(i) == "train")
+    trained = (index for index in data.indices if split_name(index) == "train")
     of_all = np.stack([read_sample(_file_of(folder, index))[0] for index in trained])
     mean, std = of_all.mean(0, np.float64), of_all.std(0, np.float64, ddof=1)
     with writing_errors(folder):

@@ -21,7 +21,7 @@ from tpukit.tasks.eit.data.dataset import (
 )
 from tpukit.tasks.eit.generate import SimulatedData
 from tpukit.tasks.eit.model.diffusion import Diffusion
-from tpukit.tasks.eit.model.network import Network, fit_images, make_network
+from tpukit.tasks.eit.model.network import Network, fit_images
 from tpukit.tasks.eit.model.published import load_published, read_published
 from tpukit.tasks.eit.predict import Log, Trained, image_file, predict_images
 from tpukit.tasks.eit.settings import TRAINING, EITConfig, SamplingOptions
@@ -106,14 +106,14 @@ class EITTask(Task):
         return type(self)(normalisation=normalisation, **asdict(self.settings))
 
     def build_model(self, ops: ModelOps) -> Network:
-        return make_network(self.settings.network, ops)
+        return Network(self.settings.network, ops)
 
     def initialize(self, model: nn.Module, data: Datasets) -> None:
         """The smaller networks start from ridge regression of images on voltages."""
         assert isinstance(model, Network)
         if model.voltage_images is not None:
             side = self.settings.network.learned_side
-            model.voltage_images.start_from(fit_images(data.train, side))
+            model.voltage_images.start_from(*fit_images(data.train, side))
 
     def draw(self, sample: Sample, rng: np.random.Generator) -> Sample:
         """Adds `t`, `of_image`, `of_noise` (numbers) and `noise` (1, 128, 128)."""

@@ -87,18 +87,13 @@ def test_predictions_in_both_formats(tested, place):
     assert mean == pytest.approx(tested[0]["metrics"]["correlation"], abs=1e-5)
 
 
-def test_picture_is_one(tested):
-    picture = imread(tested[0]["picture"])
-    assert picture.shape[0] > 300 and picture.std() > 0.05
-
-
 def test_pictures_have_eight_rows_and_the_rest_has_its_own(place, tmp_path):
     train = place / "data" / "train"
     command = ("test", "--run", place / "run", "--hw", "cpu", "--data-path", train,
                "--sampling-steps", 1, "--out", tmp_path, "--json")  # fmt: skip
     done = tpukit(*command, "--limit", 9)
     first, rest = imread(result(done)["picture"]), tmp_path / "more" / "reconstructions-2.png"
-    assert first.shape[0] < 1700 and imread(rest).shape[0] < 500
+    assert 300 < first.shape[0] < 1700 and first.std() > 0.05 and imread(rest).shape[0] < 500
     assert f"more frames: {rest.parent}" in done.stderr
     # One of two frames, after that, leaves no picture of before.
     fields = result(tpukit(*command, "--limit", 1))
@@ -283,12 +278,6 @@ def test_every_frame_is_drawn_or_the_picture_says_which(monkeypatch, tmp_path):
         ("reconstructions.png", 8, "a set, frames 1 to 8 of 50; more in more/."),
     ]
     assert drawn[-1] == ("reconstructions-5.png", 8, "a set, frames 33 to 40 of 50.")
-
-
-def test_grid_of_one_row_without_notes(tmp_path):
-    images = np.random.default_rng(0).uniform(-1, 1, (1, 128, 128))
-    draw_grid(tmp_path / "grid.png", {"ours": images}, ["a"], {}, "caption")
-    assert imread(tmp_path / "grid.png").ndim == 3
 
 
 def test_a_checkpoint_is_tested_with_the_normalisation_beside_its_folder(tmp_path, monkeypatch):

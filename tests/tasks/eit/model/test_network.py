@@ -9,7 +9,7 @@ import torch
 from fake_backend import FakeBackend
 from published_form import reference_network
 
-from tpukit.tasks.eit.model.network import SIZES, Network, NetworkConfig, enlarge, make_network
+from tpukit.tasks.eit.model.network import SIZES, Network, NetworkConfig, enlarge
 
 _spec = importlib.util.spec_from_file_location(
     "published_arithmetic", Path(__file__).with_name("published_arithmetic.py")
@@ -55,7 +55,7 @@ def test_full_width_has_109_7_million_parameters_under_the_published_names():
     network = reference_network(SIZES["published"])
     assert round(sum(p.numel() for p in network.parameters()) / 1e6, 1) == 109.7
     assert sorted(network.state_dict()) == sorted(published.published_keys())
-    lean = make_network(SIZES["published"], FakeBackend())
+    lean = Network(SIZES["published"], FakeBackend())
     lean.load_state_dict(network.state_dict(), strict=True)
 
 
@@ -74,7 +74,7 @@ def test_reference_form_is_the_published_arithmetic(config, inputs):
 @pytest.mark.parametrize("config", [NARROW, DEEP, LEARNED, REFINED])
 def test_lean_form_equals_the_reference_forward_and_backward(config, inputs):
     reference = trained(reference_network(config))
-    lean = make_network(config, FakeBackend())
+    lean = Network(config, FakeBackend())
     lean.load_state_dict(reference.state_dict())
     images, t, maps = inputs(config)
     expected, found = reference(images, t, maps), lean(images, t, maps)
@@ -91,7 +91,7 @@ def test_lean_form_equals_the_reference_forward_and_backward(config, inputs):
 
 def test_lean_form_agrees_within_bf16_rounding(inputs):
     reference = trained(reference_network(DEEP))
-    lean = make_network(DEEP, FakeBackend())
+    lean = Network(DEEP, FakeBackend())
     lean.load_state_dict(reference.state_dict())
     images, t, maps = inputs(DEEP)
     exact = reference(images, t, maps)
@@ -141,7 +141,7 @@ def test_enlarging_is_nearest_interpolation():
 
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_smaller_sizes_run(size, inputs):
-    network = make_network(SIZES[size], FakeBackend())
+    network = Network(SIZES[size], FakeBackend())
     assert isinstance(network, Network)
     images, t, maps = inputs(SIZES[size])
     assert network(images, t, maps).shape == images.shape

@@ -8,7 +8,7 @@ from fake_backend import FakeBackend
 from published_form import reference_network
 
 from tpukit.errors import CheckpointError
-from tpukit.tasks.eit.model.network import NetworkConfig, make_network
+from tpukit.tasks.eit.model.network import Network, NetworkConfig
 from tpukit.tasks.eit.model.published import load_published, read_published
 
 CONFIG = NetworkConfig(width=32, heads=2, levels=2, patch=4, image_side=64)
@@ -24,7 +24,7 @@ def released(tmp_path):
 
 
 def test_a_released_checkpoint_loads_into_the_lean_form(released):
-    network = make_network(CONFIG, FakeBackend())
+    network = Network(CONFIG, FakeBackend())
     weights = read_published(released)
     load_published(network, weights)
     expected = torch.load(released, weights_only=True)["model"]
@@ -35,7 +35,7 @@ def test_a_released_checkpoint_loads_into_the_lean_form(released):
 def test_another_size_is_named(released):
     wider = NetworkConfig(width=64, heads=2, levels=3, patch=4, image_side=64)
     with pytest.raises(CheckpointError, match=r"width 32, 2 levels.*width 64, 3 levels") as caught:
-        load_published(make_network(wider, FakeBackend()), read_published(released))
+        load_published(Network(wider, FakeBackend()), read_published(released))
     assert "size=NAME" in caught.value.hint
 
 
@@ -47,7 +47,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named(released):
     weights["blocks.mid.norm1.g"] = torch.zeros(1, 1, 5)
     torch.save(content, released)
     with pytest.raises(CheckpointError) as caught:
-        load_published(make_network(CONFIG, FakeBackend()), read_published(released))
+        load_published(Network(CONFIG, FakeBackend()), read_published(released))
     message = caught.value.message
     assert "lacks final_layer.linear.bias" in message
     assert "has an unknown extra" in message

@@ -26,11 +26,11 @@ def test_ridge_regression_is_the_minimiser():
     def cost(weight, bias):
         return ((x @ weight.T + bias - y) ** 2).sum() / 50 + RIDGE * (weight**2).sum()
 
-    least = cost(found.weight, found.bias)
+    least = cost(*found)
     for _ in range(20):
-        nudge = rng.standard_normal(found.weight.shape) * 1e-2
-        assert cost(found.weight + nudge, found.bias) > least
-        assert cost(found.weight, found.bias + nudge[:, 0]) > least
+        nudge = rng.standard_normal(found[0].shape) * 1e-2
+        assert cost(found[0] + nudge, found[1]) > least
+        assert cost(found[0], found[1] + nudge[:, 0]) > least
 
 
 def test_shrinking_averages_cells():

@@ -237,9 +237,7 @@ def _build(home: Path, pack: Path, files: Sequence[Path]) -> None:
         if other.is_dir():
             shutil.rmtree(other, ignore_errors=True)
     with replacing_folder(pack) as partial:
-        _, some = _read(files[:: -(-len(files) // 50)])
-        # Another file may still need more digits than those looked at.
-        if not (_is_exact(some) and _fill(partial, files, "<f2")):
+        if not _fill(partial, files, "<f2"):
             _fill(partial, files, "<f4")
         for name in ARRAYS:
             sync_file(partial / f"{name}.npy")

@@ -10,9 +10,8 @@ It has the published parameters, names and values, and is the same function with
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -99,14 +98,18 @@ SIZES: dict[str, NetworkConfig] = {
 class UNet(nn.Module):
     """The U: windowed blocks at full resolution around `levels` halvings and doublings."""
 
-    def __init__(
-        self,
-        config: NetworkConfig,
-        global_block: Callable[[], nn.Module],
-        window_block: Callable[[], nn.Module],
-    ) -> None:
+    block: ClassVar[type[ModulatedBlock]] = ModulatedBlock
+
+    def __init__(self, config: NetworkConfig, ops: ModelOps) -> None:
         super().__init__()
-        width = config.width
+        width, heads = config.width, config.heads
+
+        def global_block() -> nn.Module:
+            return self.block(width, Attention(width, heads), ops)
+
+        def window_block() -> nn.Module:
+            return self.block(width, WindowAttention(width, heads, config.window), ops)
+
         self.swinIn1, self.swinIn2 = window_block(), window_block()
         self.swinOut1, self.swinOut2 = window_block(), window_block()
         self.downs = nn.ModuleList(
@@ -176,10 +179,10 @@ class VoltageImages(nn.Module):
         return enlarge(torch.cat([first, images[:, 1:]], dim=1), self.factor)
 
     @torch.no_grad()
-    def start_from(self, fit: RidgeFit) -> None:
-        """Sets the fixed layer, zero so far, to a ridge regression."""
-        self.linear.weight.copy_(torch.from_numpy(fit.weight))
-        self.linear.bias.copy_(torch.from_numpy(fit.bias))
+    def start_from(self, weight: Floats, bias: Floats) -> None:
+        """Sets the fixed layer, zero so far."""
+        self.linear.weight.copy_(torch.from_numpy(weight))
+        self.linear.bias.copy_(torch.from_numpy(bias))
 
 
 class Refinement(nn.Module):
@@ -216,11 +219,14 @@ class Network(nn.Module):
     (batch, 1, side, side).
     """
 
+    unet: ClassVar[type[UNet]] = UNet
     order: Tensor
     inverse: Tensor
 
-    def __init__(self, config: NetworkConfig, unet: UNet) -> None:
+    def __init__(self, config: NetworkConfig, ops: ModelOps) -> None:
+        """The network on the hardware of `ops`."""
         super().__init__()
+        blocks = self.unet(config, ops)  # the order of random draws is the earlier one
         self.config = config
         width = config.width
         self.x_embedder = PatchEmbed(2 + config.learned_channels, config.patch, width)
@@ -228,7 +234,7 @@ class Network(nn.Module):
         self.pos_embed = nn.Parameter(
             sine_cosine_grid(width, config.grid).unsqueeze(0), requires_grad=False
         )
-        self.blocks = unet
+        self.blocks = blocks
         self.final_layer = FinalLayer(width, config.patch)
         self.voltage_images = VoltageImages(config) if config.learned_channels else None
         self.refinement = Refinement(config) if config.refinement_channels else None
@@ -326,31 +332,10 @@ def initialise(network: Network) -> None:
             nn.init.zeros_(parameter)
 
 
-def make_network(config: NetworkConfig, ops: ModelOps) -> Network:
-    """The network on the hardware of `ops`."""
-    width, heads = config.width, config.heads
-
-    def global_block() -> nn.Module:
-        return ModulatedBlock(width, Attention(width, heads), ops)
-
-    def window_block() -> nn.Module:
-        return ModulatedBlock(width, WindowAttention(width, heads, config.window), ops)
-
-    return Network(config, UNet(config, global_block, window_block))
-
-
 # -- where the smaller networks start: ridge regression of images on voltages ----------------------
-class RidgeFit(NamedTuple):
-    """image = weight @ voltages + bias."""
-
-    weight: NDArray[np.float32]
-    """(pixels, map entries)."""
-    bias: NDArray[np.float32]
-    """(pixels,)."""
-
-
-def fit_images(data: SampleSource, side: int) -> RidgeFit:
-    """Ridge regression of images, averaged down to side x side, on flattened voltage maps."""
+def fit_images(data: SampleSource, side: int) -> tuple[Floats, Floats]:
+    """Ridge regression of images, averaged down to side x side, on flattened voltage maps: weight
+    (pixels, map entries) and bias (pixels,)."""
     chosen = np.unique(np.linspace(0, len(data) - 1, min(len(data), MAX_SAMPLES)).astype(int))
     samples = [data[int(index)] for index in chosen]
     maps = np.stack([np.ravel(sample["voltages"]) for sample in samples])
@@ -358,14 +343,14 @@ def fit_images(data: SampleSource, side: int) -> RidgeFit:
     return ridge_regression(maps.astype(np.float64), images)
 
 
-def ridge_regression(inputs: Floats, outputs: Floats) -> RidgeFit:
-    """Least squares with a penalty of `RIDGE` on the weights of centred inputs."""
+def ridge_regression(inputs: Floats, outputs: Floats) -> tuple[Floats, Floats]:
+    """Least squares with a penalty of `RIDGE` on the weights of centred inputs: weight, bias."""
     mean_in, mean_out = inputs.mean(0), outputs.mean(0)
     centred = inputs - mean_in
     moments = centred.T @ centred / len(inputs) + RIDGE * np.eye(inputs.shape[1])
     weight = np.linalg.solve(moments, centred.T @ (outputs - mean_out) / len(inputs)).T
     bias = mean_out - weight @ mean_in
-    return RidgeFit(weight.astype(np.float32), bias.astype(np.float32))
+    return weight.astype(np.float32), bias.astype(np.float32)
 
 
 def shrunk(image: Floats, side: int) -> Floats:

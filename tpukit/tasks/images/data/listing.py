@@ -89,9 +89,10 @@ class LabelledImages:
     def part(self, places: Iterable[int]) -> LabelledImages:
         """The images at these positions."""
         chosen = sorted(places)
-        files, labels = (tuple(each[i] for i in chosen) for each in (self.files, self.labels))
-        ids = tuple(self.ids[i] for i in chosen if self.ids)
-        texts = tuple(self.texts[i] for i in chosen if self.texts)
+        files, labels, ids, texts = (
+            tuple(each[i] for i in chosen if each)
+            for each in (self.files, self.labels, self.ids, self.texts)
+        )
         return LabelledImages(files, labels, self.target, ids, texts)
 
     def split(self, places: set[int]) -> tuple[LabelledImages, LabelledImages]:
