@@ -7,7 +7,6 @@ import pytest
 import torch
 from ema_pytorch import EMA
 from fake_backend import FakeBackend
-from published_form import reference_network
 
 from tpukit.errors import CheckpointError, ConfigError
 from tpukit.hardware.backend import AdamSettings
@@ -138,11 +137,6 @@ def test_the_refinement_is_part_of_a_run_and_of_the_smaller_sizes():
         EITTask(size="published", refinement=True)
 
 
-class PublishedForm(EITTask):
-    def build_model(self, ops):
-        return reference_network(self.settings.network)
-
-
 class PublishedLoop:
     """The public code's training, written plainly: one process, one micro-batch, fp32.
 
@@ -172,7 +166,7 @@ def test_the_published_size_trains_by_the_published_recipe(monkeypatch):
     """Losses, weights and EMA weights after 112 steps of a narrow network."""
     narrow = network.NetworkConfig(width=16, heads=2, levels=1, patch=4, image_side=32)
     monkeypatch.setitem(network.SIZES, "published", narrow)
-    task, backend = PublishedForm(size="published"), FakeBackend()
+    task, backend = EITTask(size="published"), FakeBackend()
     config = resolve({n: getattr(task.defaults, n) for n in (
         "global_batch_size", "max_steps", "lr", "schedule", "clip_norm", "ema_decay", "ema_every",
         "ema_warmup", "ema_updates", "weight_decay")})  # fmt: skip

@@ -305,12 +305,8 @@ def test_a_checkpoint_is_tested_with_the_normalisation_beside_its_folder(tmp_pat
 @pytest.mark.slow
 def test_published_checkpoint_is_tested_with_the_datas_normalisation(place, tmp_path):
     """Full width, one sampling step of one sample."""
-    from published_form import reference_network
-
-    from tpukit.tasks.eit.model.network import SIZES
-
     torch.manual_seed(0)
-    network = reference_network(SIZES["published"])
+    network = EITTask().build_model(None)
     torch.save({"model": network.state_dict(), "epoch": 3}, tmp_path / "best.pt")
     done = tpukit("test", "--checkpoint", tmp_path / "best.pt", "--hw", "cpu", "--data-path",
                   place / "data", "--limit", 1, "--sampling-steps", 1, "--out", tmp_path / "out",

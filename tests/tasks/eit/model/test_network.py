@@ -1,21 +1,13 @@
-"""The network against its description, and its lean form against its published one."""
+"""The network against its description: outputs and gradients."""
 
 import dataclasses
-import importlib.util
-from pathlib import Path
 
 import pytest
 import torch
 from fake_backend import FakeBackend
-from published_form import reference_network
+from published_form import PublishedArithmetic, published_form, published_keys
 
 from tpukit.tasks.eit.model.network import SIZES, Network, NetworkConfig, enlarge
-
-_spec = importlib.util.spec_from_file_location(
-    "published_arithmetic", Path(__file__).with_name("published_arithmetic.py")
-)
-published = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(published)
 
 NARROW = NetworkConfig(width=32, heads=4, levels=2, patch=4, image_side=64)
 DEEP = NetworkConfig(width=48, heads=3, levels=3, patch=2, image_side=64)
@@ -50,21 +42,23 @@ def trained(network, seed=0):
     return network
 
 
+def fresh(config):
+    return Network(config, FakeBackend())
+
+
 @pytest.mark.slow
 def test_full_width_has_109_7_million_parameters_under_the_published_names():
-    network = reference_network(SIZES["published"])
+    network = fresh(SIZES["published"])
     assert round(sum(p.numel() for p in network.parameters()) / 1e6, 1) == 109.7
-    assert sorted(network.state_dict()) == sorted(published.published_keys())
-    lean = Network(SIZES["published"], FakeBackend())
-    lean.load_state_dict(network.state_dict(), strict=True)
+    assert sorted(network.state_dict()) == sorted(published_keys())
 
 
 @pytest.mark.parametrize("config", [NARROW, DEEP])
-def test_reference_form_is_the_published_arithmetic(config, inputs):
-    network = trained(reference_network(config))
+def test_the_network_is_the_published_arithmetic(config, inputs):
+    network = trained(fresh(config))
     images, t, maps = inputs(config)
     weights = {k: v.double() for k, v in network.state_dict().items()}
-    plain = published.PublishedArithmetic(weights, config.heads, config.levels)
+    plain = PublishedArithmetic(weights, config.heads, config.levels)
     with torch.no_grad():
         expected = plain(images.double(), t, maps.double())
         error = (network(images, t, maps) - expected).abs().max() / expected.std()
@@ -72,10 +66,9 @@ def test_reference_form_is_the_published_arithmetic(config, inputs):
 
 
 @pytest.mark.parametrize("config", [NARROW, DEEP, LEARNED, REFINED])
-def test_lean_form_equals_the_reference_forward_and_backward(config, inputs):
-    reference = trained(reference_network(config))
-    lean = Network(config, FakeBackend())
-    lean.load_state_dict(reference.state_dict())
+def test_outputs_and_gradients_are_those_of_the_published_form(config, inputs):
+    lean = trained(fresh(config))
+    reference = published_form(lean)
     images, t, maps = inputs(config)
     expected, found = reference(images, t, maps), lean(images, t, maps)
     assert (found - expected).abs().max() / expected.std() < 2e-5
@@ -89,10 +82,9 @@ def test_lean_form_equals_the_reference_forward_and_backward(config, inputs):
             assert error < 2e-5, name
 
 
-def test_lean_form_agrees_within_bf16_rounding(inputs):
-    reference = trained(reference_network(DEEP))
-    lean = Network(DEEP, FakeBackend())
-    lean.load_state_dict(reference.state_dict())
+def test_it_agrees_within_bf16_rounding(inputs):
+    lean = trained(fresh(DEEP))
+    reference = published_form(lean)
     images, t, maps = inputs(DEEP)
     exact = reference(images, t, maps)
     with torch.autocast("cpu", torch.bfloat16):
@@ -103,7 +95,7 @@ def test_lean_form_agrees_within_bf16_rounding(inputs):
 
 
 def test_every_block_is_identity_at_the_start(inputs):
-    network = reference_network(NARROW)
+    network = fresh(NARROW)
     x = torch.randn(2, NARROW.grid**2, NARROW.width)
     c = torch.randn(2, NARROW.width)
     assert torch.equal(network.blocks.swinIn1(x, c), x)
@@ -112,7 +104,7 @@ def test_every_block_is_identity_at_the_start(inputs):
 
 
 def test_the_refinement_corrects_across_the_borders_of_patches():
-    refinement = trained(reference_network(REFINED)).refinement
+    refinement = trained(fresh(REFINED)).refinement
     c = torch.zeros(1, REFINED.width)
     images = torch.zeros(1, 2 + REFINED.learned_channels, 64, 64)
     other = images.clone()
@@ -121,11 +113,11 @@ def test_the_refinement_corrects_across_the_borders_of_patches():
     # The column is the last of its patch: pixels of the next patch change, far ones do not.
     assert changed[16:20].all()
     assert not changed[40:].any()
-    assert not reference_network(REFINED).refinement(other, c).any()
+    assert not fresh(REFINED).refinement(other, c).any()
 
 
 def test_positions_are_sines_and_cosines_of_column_then_row():
-    codes = reference_network(NARROW).pos_embed[0].view(NARROW.grid, NARROW.grid, NARROW.width)
+    codes = fresh(NARROW).pos_embed[0].view(NARROW.grid, NARROW.grid, NARROW.width)
     quarter = NARROW.width // 4
     rates = torch.tensor([10000.0 ** (-k / quarter) for k in range(quarter)])
     row, column = 5, 2
@@ -141,7 +133,6 @@ def test_enlarging_is_nearest_interpolation():
 
 @pytest.mark.parametrize("size", ["tiny", "small"])
 def test_smaller_sizes_run(size, inputs):
-    network = Network(SIZES[size], FakeBackend())
-    assert isinstance(network, Network)
+    network = fresh(SIZES[size])
     images, t, maps = inputs(SIZES[size])
     assert network(images, t, maps).shape == images.shape

@@ -5,7 +5,6 @@ import pickle
 import pytest
 import torch
 from fake_backend import FakeBackend
-from published_form import reference_network
 
 from tpukit.errors import CheckpointError
 from tpukit.tasks.eit.model.network import Network, NetworkConfig
@@ -19,7 +18,7 @@ def released(tmp_path):
     """A file as the published code writes it."""
     torch.manual_seed(1)
     path = tmp_path / "best.pt"
-    torch.save({"model": reference_network(CONFIG).state_dict(), "epoch": 17}, path)
+    torch.save({"model": Network(CONFIG, FakeBackend()).state_dict(), "epoch": 17}, path)
     return path
 
 

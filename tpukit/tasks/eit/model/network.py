@@ -11,7 +11,7 @@ It has the published parameters, names and values, and is the same function with
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,17 +98,15 @@ SIZES: dict[str, NetworkConfig] = {
 class UNet(nn.Module):
     """The U: windowed blocks at full resolution around `levels` halvings and doublings."""
 
-    block: ClassVar[type[ModulatedBlock]] = ModulatedBlock
-
     def __init__(self, config: NetworkConfig, ops: ModelOps) -> None:
         super().__init__()
         width, heads = config.width, config.heads
 
         def global_block() -> nn.Module:
-            return self.block(width, Attention(width, heads), ops)
+            return ModulatedBlock(width, Attention(width, heads), ops)
 
         def window_block() -> nn.Module:
-            return self.block(width, WindowAttention(width, heads, config.window), ops)
+            return ModulatedBlock(width, WindowAttention(width, heads, config.window), ops)
 
         self.swinIn1, self.swinIn2 = window_block(), window_block()
         self.swinOut1, self.swinOut2 = window_block(), window_block()
@@ -219,14 +217,13 @@ class Network(nn.Module):
     (batch, 1, side, side).
     """
 
-    unet: ClassVar[type[UNet]] = UNet
     order: Tensor
     inverse: Tensor
 
     def __init__(self, config: NetworkConfig, ops: ModelOps) -> None:
         """The network on the hardware of `ops`."""
         super().__init__()
-        blocks = self.unet(config, ops)  # the order of random draws is the earlier one
+        blocks = UNet(config, ops)  # the order of random draws is the earlier one
         self.config = config
         width = config.width
         self.x_embedder = PatchEmbed(2 + config.learned_channels, config.patch, width)
