@@ -139,7 +139,7 @@ def _report(
 ) -> dict[str, Any]:  # fmt: skip
     """Writes predictions and, of classes, pictures; the JSON fields."""
     target, values, path = images.target, images.values, out / "predictions.csv"
-    write_csv(path, scored_rows(target, _ids(images), values, predicted, {"file": images.files}))
+    write_csv(path, scored_rows(target, images.names, values, predicted, {"file": images.files}))
     fields: dict[str, Any] = {"task": task.name, "data": data, "samples": len(images)}
     if target.kind == "class":
         fields |= _report_classes(task, images, predicted, asked, out, log)
@@ -154,10 +154,6 @@ def _report(
     pictures = f"Pictures: {', '.join(fields['pictures'])}; predictions"
     log(f"{pictures if fields['pictures'] else 'Predictions'}: {path}")
     return {**fields, "predictions": str(path)}
-
-
-def _ids(images: LabelledImages) -> Sequence[str]:
-    return images.ids or [Path(file).name for file in images.files]
 
 
 def _report_classes(

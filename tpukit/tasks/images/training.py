@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -117,7 +116,7 @@ class ImageTraining(Task):
                 **({} if self.beside is None else {FEATURES_FILE: self.beside.to_json()}),
             },
             identity={"data": f"{train.digest()}{valid.digest()}"},
-            ids=valid.ids or [Path(file).name for file in valid.files],
+            ids=valid.names,
         )
 
     def samples(self, images: listing.LabelledImages, *, augment: bool = False) -> ImageFiles:

@@ -190,13 +190,9 @@ def _header(file: str) -> tuple[Kind, str | None]:
 def name_files(files: Sequence[str]) -> str:
     """The first of some files, below the folder that holds them all, and how many more."""
     folder = os.path.commonpath([str(Path(file).parent) for file in files])
-    return f"{first_names([os.path.relpath(file, folder) for file in files])} in {folder}"
-
-
-def first_names(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    more = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
-    return ", ".join([*names[:SHOWN], *more])
+    names = [os.path.relpath(file, folder) for file in files[:SHOWN]]
+    more = [f"and {len(files) - SHOWN} more"] if len(files) > SHOWN else []
+    return f"{', '.join([*names, *more])} in {folder}"
 
 
 # -- the data set ----------------------------------------------------------------------------------

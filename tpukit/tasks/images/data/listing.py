@@ -57,12 +57,17 @@ class LabelledImages:
     """Positions of classes, scores, or a tuple of labels or numbers each."""
     target: Target
     ids: tuple[str, ...] = ()
-    """As the table spells them; none: the files' names."""
+    """As the table spells them; none: there is no table."""
     texts: tuple[Mapping[str, str], ...] = ()
     """Features of each image by column; none: there are none."""
 
     def __len__(self) -> int:
         return len(self.files)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The ids, or the files' names."""
+        return self.ids or [Path(file).name for file in self.files]
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -89,10 +94,9 @@ class LabelledImages:
     def part(self, places: Iterable[int]) -> LabelledImages:
         """The images at these positions."""
         chosen = sorted(places)
-        files, labels, ids, texts = (
-            tuple(each[i] for i in chosen if each)
-            for each in (self.files, self.labels, self.ids, self.texts)
-        )
+        files, labels = (tuple(each[i] for i in chosen) for each in (self.files, self.labels))
+        ids = tuple(self.ids[i] for i in chosen if self.ids)
+        texts = tuple(self.texts[i] for i in chosen if self.texts)
         return LabelledImages(files, labels, self.target, ids, texts)
 
     def split(self, places: set[int]) -> tuple[LabelledImages, LabelledImages]:
