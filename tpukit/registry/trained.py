@@ -12,9 +12,8 @@ from tpukit.errors import CheckpointError, UsageError
 from tpukit.hardware.backend import Backend
 from tpukit.registry.classes import SESSION, default_data_path, find_task, make_task, own_class
 from tpukit.registry.declared import current_name, registered
-from tpukit.train.checks import expect
 from tpukit.train.run_folder import TrainedRun, open_run, read_config
-from tpukit.train.task import Task, as_recorded, overrides
+from tpukit.train.task import Task, as_recorded, overrides, restored
 from tpukit.train.weights import export
 
 
@@ -90,9 +89,7 @@ def open_trained(
         own = {n: v for n, v in run.task_config.items() if n not in cls.earlier_settings}
         task = make_task(cls, {**own, **(settings or {})}, data_path)
         task = as_recorded(task, run.checkpoint.state.identity)
-    restored = task.restore(run.checkpoint.artifacts())
-    expect(restored, Task, task.restore, "a task (`self`)")  # type: ignore[type-abstract]
-    return TrainedTask(restored, run)
+    return TrainedTask(restored(task, run.checkpoint.artifacts()), run)
 
 
 def open_checkpoint_file(

@@ -23,8 +23,8 @@ from tpukit.train.loader import LoaderSettings, SeeBatch, make_loader
 from tpukit.train.metric_names import MetricName, parse_metrics
 from tpukit.train.metrics import named_metrics
 from tpukit.train.monitor import CompilationWatch, shapes_of
-from tpukit.train.plan import decided_before
-from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task, overrides
+from tpukit.train.plan import decided_before, validation_name
+from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task, overrides, restored
 from tpukit.train.weights import arguments_of
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def validation_scores(
         if overrides(plan.task, "score"):
             values |= plan.task.score(learner.backend.unwrap(learner.model), learner.backend, data)
             watch.done("score")
-        found |= {"_".join(filter(None, ("valid", name, k))): v for k, v in values.items()}
+        found |= {validation_name(name, k): v for k, v in values.items()}
     learner.model.train()
     # What a task computes may depend on its rank: every rank must take the same decisions.
     return learner.backend.all_gather_objects(found)[0]  # type: ignore[no-any-return]
@@ -183,8 +183,7 @@ def require_metrics(plan: RunPlan, learner: Learner) -> None:
     for name, data in plan.datasets.validation_sets().items():
         first = list(islice(task.evaluation_batches(data, plan.settings), 1))
         values = metrics_of(sums, data, first, loading, watch, names, computed)
-        found |= {k if k == wanted else "_".join(filter(None, ("valid", name, k))): v
-                  for k, v in values.items()}  # fmt: skip
+        found |= {k if k == wanted else validation_name(name, k): v for k, v in values.items()}
     learner.model.train()
     backend.load_state(before)
     if not scores:
@@ -274,7 +273,7 @@ def _with_data_path(task: Task, request: EvaluationRequest) -> Task:
         )
     kind = type(given.get("data_path") or "")
     other = type(task)(**{**given, "data_path": kind(request.data_path)})
-    return other.restore(request.run.checkpoint.artifacts()) if request.run else other
+    return restored(other, request.run.checkpoint.artifacts()) if request.run else other
 
 
 def _alone(micro_batches: Sequence[MicroBatch], samples: set[int]) -> Iterator[MicroBatch]:

@@ -22,8 +22,8 @@ from tpukit.train.optimizer import (
     build_optimizer,
     errors_named,
     start_ema,
-    state_of,
 )
+from tpukit.train.optimizer_state import OptimizerState
 from tpukit.train.task import Task, overrides
 from tpukit.train.user_code import place_of
 
@@ -193,7 +193,7 @@ class Learner:
         self.sums = BatchSums(task, backend, model)
         self.optimizer = optimizer
         names = dict(backend.unwrap(model).named_parameters())
-        self.optimizer_state = state_of(optimizer, names)
+        self.optimizer_state = OptimizerState(optimizer, names)
         by_parameter = {parameter: name for name, parameter in names.items()}
         self.trained = [
             by_parameter.get(p, "") for group in optimizer.param_groups for p in group["params"]

@@ -50,7 +50,7 @@ def pack_state(state: Mapping[str, Any]) -> bytes:
     on_host = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), others)
     on_host._metadata = others._metadata
     try:
-        unpack_state(packed := _saved(on_host))
+        unpack_state(packed := saved(on_host))
     except Exception as error:  # whatever a pickle, and what reads it, raises
         name = next((n for n, value in on_host.items() if not _is_readable(value)), "_metadata")
         raise UsageError(
@@ -67,7 +67,8 @@ def unpack_state(packed: bytes) -> dict[str, Any]:
     return torch.load(io.BytesIO(packed), weights_only=True)  # type: ignore[no-any-return]
 
 
-def _saved(value: Any) -> bytes:
+def saved(value: Any) -> bytes:
+    """What `torch.save` writes of a value."""
     file = io.BytesIO()
     torch.save(value, file)
     return file.getvalue()
@@ -75,7 +76,7 @@ def _saved(value: Any) -> bytes:
 
 def _is_readable(value: Any) -> bool:
     try:
-        unpack_state(_saved(value))
+        unpack_state(saved(value))
     except Exception:
         return False
     return True

@@ -19,7 +19,6 @@ from tpukit.hardware.optimizers import has_modes, require_steppable
 from tpukit.train.checks import expect
 from tpukit.train.config import EMAUpdates, TrainConfig
 from tpukit.train.module_state import load_weights
-from tpukit.train.optimizer_state import OptimizerState
 from tpukit.train.task import Task
 from tpukit.train.user_code import cause_line, task_failure
 
@@ -53,11 +52,6 @@ def build_optimizer(
             id="optimizer",
         )
     return optimizer
-
-
-def state_of(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> OptimizerState:
-    """An optimizer's state by the names of a model's parameters."""
-    return OptimizerState(optimizer, parameters)
 
 
 @contextmanager

@@ -273,18 +273,18 @@ def _best_metric(task: Task, config: TrainConfig, datasets: Datasets) -> BestMet
                 f"Return some as `Datasets.valid`, or leave {name} out.",
             )
     for first in parse_metrics(config.metric)[:1] if config.best_metric is None else ():
-        return BestMetric(_validation_name(next(iter(sets)), first.name), first.largest)
+        return BestMetric(validation_name(next(iter(sets)), first.name), first.largest)
     titles = {
-        _validation_name(part, name): title
+        validation_name(part, name): title
         for part in sets
         for name, title in {**METRIC_NAMES, **task.metric_names}.items()
     }
     metric = parse_best_metric(config.best_metric or "", titles)
-    return metric or BestMetric(_validation_name(next(iter(sets), ""), "loss"))
+    return metric or BestMetric(validation_name(next(iter(sets), ""), "loss"))
 
 
-def _validation_name(part: str, metric: str) -> str:
-    """`valid_loss`, `valid_NAME_loss`."""
+def validation_name(part: str, metric: str) -> str:
+    """`valid_loss`, `valid_NAME_loss` of the set `part`."""
     return "_".join(filter(None, ("valid", part, metric)))
 
 

@@ -21,12 +21,11 @@ from tpukit.train.checkpoint import (
     point,
     read_pointer,
 )
-from tpukit.train.checks import expect
 from tpukit.train.config import EARLIER_VALUES, TrainConfig
 from tpukit.train.plan import RunPlan, TrainingRequest
 from tpukit.train.run_folder import RunFolder, locked, run_folder
 from tpukit.train.run_log import keep_crashes
-from tpukit.train.task import Task, as_recorded
+from tpukit.train.task import as_recorded, restored
 from tpukit.train.weights import open_initial_run
 
 
@@ -145,10 +144,8 @@ def with_recorded(request: TrainingRequest, checkpoint: Checkpoint) -> TrainingR
         if identity.get(name, older) == older != getattr(TrainConfig, name)
         and getattr(config, name) in (getattr(TrainConfig, name), getattr(defaults, name))
     }
-    task = as_recorded(request.task, identity)
-    restored = task.restore(checkpoint.artifacts())
-    expect(restored, Task, task.restore, "a task (`self`)")  # type: ignore[type-abstract]
-    return replace(request, task=restored, config=replace(config, **recorded))
+    task = restored(as_recorded(request.task, identity), checkpoint.artifacts())
+    return replace(request, task=task, config=replace(config, **recorded))
 
 
 def require_same_arithmetic(

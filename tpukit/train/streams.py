@@ -24,6 +24,7 @@ from tpukit.train.data import (
     SampleKey,
     global_draws,
 )
+from tpukit.train.module_state import saved
 
 
 class StreamPosition(NamedTuple):
@@ -204,7 +205,7 @@ def part_of_rank(data: Any, rank: int, world_size: int) -> Any:
 def pack_position(position: StreamPosition) -> bytes | None:
     """A position as bytes that `unpack_position` reads without running code; None: it cannot."""
     try:
-        unpack_position(packed := _saved(tuple(position)))
+        unpack_position(packed := saved(tuple(position)))
     except Exception:  # whatever a stream's state holds
         return None
     return packed
@@ -212,7 +213,7 @@ def pack_position(position: StreamPosition) -> bytes | None:
 
 def pack_positions(packed: Sequence[bytes | None]) -> bytes:
     """Those of all ranks, in their order; a part without one is read again from its start."""
-    return _saved([tuple(_position_of(each)) for each in packed])
+    return saved([tuple(_position_of(each)) for each in packed])
 
 
 def unpack_position(packed: bytes) -> StreamPosition | list[StreamPosition]:
@@ -228,12 +229,6 @@ def _position_of(packed: bytes | None) -> StreamPosition:
     found = StreamPosition(0, 0, None, 0) if packed is None else unpack_position(packed)
     assert isinstance(found, StreamPosition)
     return found
-
-
-def _saved(value: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
 
 
 def _plain_globals() -> list[Any]:

@@ -142,15 +142,15 @@ def mean_of(parts: Sequence[Predictions], weights: Sequence[float] | None = None
 
 def require_same(one: Target, other: Target) -> None:
     """Raises ConfigError for two targets that cannot be averaged."""
-    names = [*map(str, (one.kind, *one.predicted))], [*map(str, (other.kind, *other.predicted))]
-    for what, these, those in [("columns", *names)]:
-        if these != those:
-            differ = [(a, b) for a, b in zip(those, these, strict=False) if a != b]
-            a, b = differ[0] if differ else (f"{len(those)} {what}", f"{len(these)}")
-            raise ConfigError(
-                f"several --run: one predicts {a!r} instead of {b!r}.",
-                "Average runs of the same classes or columns.",
-            )
+    these, those = ([each.kind, *each.predicted] for each in (one, other))
+    if these == those:
+        return
+    differ = [(a, b) for a, b in zip(those, these, strict=False) if a != b]
+    a, b = differ[0] if differ else (f"{len(those)} columns", f"{len(these)}")
+    raise ConfigError(
+        f"several --run: one predicts {a!r} instead of {b!r}.",
+        "Average runs of the same classes or columns.",
+    )
 
 
 # -- decisions -----------------------------------------------------------------------------------

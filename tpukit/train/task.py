@@ -30,7 +30,7 @@ from tpukit.hardware.backend import (
 )
 from tpukit.hardware.optimizers import MasterAdamW
 from tpukit.train import schedule
-from tpukit.train.checks import described, task_mistake
+from tpukit.train.checks import described, expect, task_mistake
 from tpukit.train.config import TaskSettings, build_settings
 from tpukit.train.data import (
     VALIDATION_EPOCH,
@@ -406,6 +406,12 @@ def for_probing(task: Task) -> Task:
 def as_recorded(task: Task, identity: Mapping[str, Any]) -> Task:
     """The task with the settings of an older run, whose checkpoint has this identity."""
     return task.as_recorded(identity) if overrides(task, "as_recorded") else task
+
+
+def restored(task: Task, artifacts: Mapping[str, bytes]) -> Task:
+    """The task that uses a run's artifacts. Raises UsageError where `restore` gives none."""
+    found = task.restore(artifacts)
+    return expect(found, Task, task.restore, "a task (`self`)")  # type: ignore[type-abstract]
 
 
 def forms_of(task: Task) -> Sequence[Task]:
