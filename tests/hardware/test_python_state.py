@@ -350,6 +350,25 @@ def test_what_moves_within_a_step_is_a_change(given, name):
         assert state.change(within=True) is None
 
 
+@pytest.mark.parametrize(
+    ("change", "is_once"),
+    [
+        (lambda o: o.model.eval(), True),  # a teacher in its own step
+        (lambda o: setattr(o.task, "phase", "late"), True),
+        (lambda o: setattr(o.task, "cache", torch.ones(1)), True),
+        (lambda o: setattr(o.task, "phase", 1), False),
+        (lambda o: o.task.counted(), False),
+        (lambda o: setattr(o.task, "alpha", True), False),
+        (lambda o: (o.model.eval(), o.task.counted()), False),
+        (lambda o: None, False),
+    ],
+)
+def test_switches_and_caches_change_once_and_numbers_each_time(given, change, is_once):
+    state = PythonState(given)
+    change(given)
+    assert state.changes_once() is is_once
+
+
 def test_what_a_library_imports_within_a_step_stays(given, undone):
     state = PythonState(given)
     F.imported_late = other

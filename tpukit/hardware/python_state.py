@@ -120,12 +120,14 @@ class PythonState:
         """All of them."""
         return (name for name, *_ in self._changed(within))
 
-    def fills_in(self) -> bool:
-        """Whether a value has changed since the step began, and each such was none before: a cache.
-        A number is a counter."""
+    def changes_once(self) -> bool:
+        """Whether a value has changed since the step began that the next steps may leave alone:
+        each such was none before (a cache; a number is a counter), or is a switch."""
         pairs = [(before, now) for _, before, now in self._changed(within=True)]
         return bool(pairs) and all(
-            (before is MISSING or before is None) and (type(now) not in (int, float))
+            type(now) is bool
+            if type(before) is bool
+            else (before is MISSING or before is None) and type(now) not in (int, float)
             for before, now in pairs
         )
 

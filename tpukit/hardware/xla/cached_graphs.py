@@ -46,7 +46,8 @@ def handles(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def buffers(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The buffers themselves. While they are held, no other has their `handles`."""
+    """The buffers themselves, each once. While they are held, no other has their `handles`, and
+    torch_xla's own sync donates none of them."""
     return _get_tensors_xla_device_data_node(tensors)[1]  # type: ignore[no-any-return]
 
 
@@ -86,7 +87,7 @@ def read_count() -> tuple[int, int]:
 
 # -- graphs ----------------------------------------------------------------------------------------
 def graph_arguments(results: Sequence[Tensor]) -> tuple[list[Tensor], list[bool]]:
-    """The buffers that a pending graph takes, and which of them are seeds of the generator."""
+    """The `buffers` that a pending graph takes, and which of them are seeds of the generator."""
     numbers, values = _get_tensors_xla_device_data_node(results)
     seed = _get_seed_info_id()
     return values, [number == seed for number in numbers]
@@ -97,12 +98,17 @@ def donate(value: Tensor, donated: bool) -> None:
     _set_buffer_donation(value, donated)
 
 
+def graph_hash(results: Sequence[Tensor]) -> bytes:
+    """A hash of a pending graph, whatever it may overwrite."""
+    # The first one may mark nodes as sharded whose hash was taken already.
+    _get_graph_hash(results)
+    return _get_graph_hash(results)  # type: ignore[no-any-return]
+
+
 def compiled(results: Sequence[Tensor]) -> bytes:
     """Compiles a pending graph, unless it is in torch_xla's cache; the hash that it has there."""
     with alias_with_buffer_donor_config():
-        # The first one may mark nodes as sharded whose hash was taken already.
-        _get_graph_hash(results)
-        found: bytes = _get_graph_hash(results)
+        found = graph_hash(results)
         _xla_warm_up_cache(results, [])
     return found
 

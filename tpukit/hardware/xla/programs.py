@@ -63,6 +63,8 @@ class RecordedStep:
     """What the step returns, flattened: a part and a place among its results for a tensor."""
     problem: str = ""
     """Why it is not to be replayed."""
+    last_problem: str = ""
+    """The same of the last recording."""
     stale: str = ""
     """What was found to have changed when it was about to run."""
     is_proven: bool = False
@@ -140,10 +142,10 @@ class XlaPrograms(StepPrograms[RecordedStep]):
     def run(self, step: StepCall) -> Any:
         self.has_executed = False
         self._seed = xm.get_rng_state()
-        if self._known.get(step.owner, {}).get(self.key_of(step)) and graphs.pending_count(
-            self.device
-        ):
-            torch_xla.sync()  # from buffers that are about to be overwritten
+        if graphs.pending_count(self.device):
+            # From buffers that are about to be overwritten; and a traced step's graph is its own.
+            torch_xla.sync()
+            xm.set_rng_state(self._seed)
         try:
             return super().run(step)
         except graphs.StaleProgramError as error:
@@ -191,15 +193,16 @@ class XlaPrograms(StepPrograms[RecordedStep]):
         numbered = StepCall(step.function, step.batches, _numbered(step.numbers))
         before, drawn = PythonState(step.owner), host_state()
         self._sent, self._actions = [], []
-        again = known is not None and not known.problem
-        found = self.recorder = GraphRecorder(self.device, step.given, self._seed, again=again)
+        compiled = {part.graph for part in known.parts} if known else set()
+        found = self.recorder = GraphRecorder(self.device, step.given, self._seed, compiled)
         watch = ReadWatch() if known is not None and known.problem else None
         try:
             with watch or nullcontext():
                 returned = numbered()
             torch.clear_autocast_cache()
             problem = _problem_in_python(before, drawn)
-            if problem and not (known is None and before.fills_in()):
+            is_once = known is None and host_state() == drawn and before.changes_once()
+            if problem and not is_once:
                 found.refuse(problem)
             leaves, structure = tree_flatten(returned)
             found.end_part(leaves)
@@ -234,6 +237,11 @@ class XlaPrograms(StepPrograms[RecordedStep]):
         if known is None:
             made.failures = int(bool(made.problem))
             return made
+        if known.is_proven and made.problem:
+            # The step has perhaps put back itself what was changed before it.
+            known.failures, known.recordings = known.failures + 1, known.recordings + 1
+            known.last_problem = made.problem
+            return known
         made.changes, made.executed = known.changes, known.executed
         made.recordings = known.recordings + 1
         both = not made.problem and not known.problem
@@ -273,7 +281,7 @@ class XlaPrograms(StepPrograms[RecordedStep]):
         for action in program.actions:
             action()
         self.has_executed = True
-        program.executed += 1
+        program.executed, program.failures = program.executed + 1, 0
         places, structure = program.returned
         leaves = [results[p[0]][p[1]] if isinstance(p, tuple) else p for p in places]
         return tree_unflatten(leaves, structure)
@@ -290,7 +298,7 @@ def _problem_in_python(before: PythonState, drawn: bytes) -> str:
 def _reason_to_trace(known: RecordedStep, change: str | None) -> str | None:
     """Why a step is not recorded once more."""
     if known.failures >= MOST_FAILURES:
-        return known.problem or "it is another program each time"
+        return known.problem or known.last_problem or "it is another program each time"
     if known.changes > MOST_CHANGES:
         return f"{change} changes before each call"
     if known.recordings >= MOST_RECORDINGS + known.executed // STEPS_A_RECORDING:

@@ -4,7 +4,7 @@ and changes is found."""
 import gc
 import hashlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -57,7 +57,10 @@ Argument = Tensor | TensorWeakRef | GivenPlace | SentPlace | MadePlace | SeedPla
 class StepPart:
     """One program of a step: what a sync would compile and execute."""
 
+    graph: bytes = b""
+    """Its graph's hash."""
     program: bytes = b""
+    """That of its program."""
     arguments: list[Argument] = field(default_factory=list)
     results: list[TensorWeakRef | None] = field(default_factory=list)
     """The tensors that take them."""
@@ -88,9 +91,10 @@ class GraphRecorder:
     """Executes the parts of a traced step."""
 
     def __init__(
-        self, device: str, given: Sequence[Tensor], seed: int, *, again: bool = False
+        self, device: str, given: Sequence[Tensor], seed: int, known: Collection[bytes] = ()
     ) -> None:
-        """seed: the generator's state at the step's start. again: a recording was right before."""
+        """seed: the generator's state at the step's start. known: graphs of an earlier
+        recording: its programs are executed where the step is not to be replayed too."""
         torch_xla.sync()  # every tensor has a buffer
         graphs.wait()
         self.device = device
@@ -110,10 +114,10 @@ class GraphRecorder:
         """Their values, which a later part may take: held, so that none has another handle."""
         self._brought: list[Tensor] = []
         """Buffers of what each step brings: held for the same reason."""
-        self._holds = again
-        """Whether those of what outlives the step are held too. Not in a first recording: one that
-        is refused would compile another program, of results that share nothing."""
+        self._known = known
         self._held_buffers: list[Tensor] = []
+        """Those of what outlives the step, in a second recording. In a first one, that is refused,
+        another program would be compiled, of results that share nothing."""
         self._reads = graphs.read_count()
         self.see(tensor for tensor in living_tensors() if id(tensor) not in CONSTANTS)
         self._brought += graphs.buffers(given)
@@ -132,7 +136,7 @@ class GraphRecorder:
         found = list(tensors)
         waits = graphs.are_pending(found)  # views, made anew when they were looked at
         found = [tensor for tensor, waiting in zip(found, waits, strict=True) if not waiting]
-        if self._holds:
+        if self._known:
             self._held_buffers += graphs.buffers(found)
         for tensor, handle in zip(found, graphs.handles(found), strict=True):
             self._seen.setdefault(id(tensor), len(self._seen))
@@ -157,8 +161,7 @@ class GraphRecorder:
         """
         if graphs.read_count() != self._reads:
             self.refuse("it reads values of the device")
-        if not self.problem:
-            gc.collect()
+        if not self.problem or self._known:
             self._record_part(returned)
         torch_xla.sync()  # moves the generator on; executes what is pending still
         graphs.wait()
@@ -173,12 +176,13 @@ class GraphRecorder:
         self.see(tensor for holders in before.values() for tensor in holders)
 
     def _record_part(self, returned: Sequence[Any] | None) -> None:
+        gc.collect()
         try:
             part, groups, values = self._compiled_part(returned)
         except Exception as error:  # whatever a private function does with a graph of its own
             if is_out_of_memory_text(str(error)):
                 raise
-            self.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self.refuse(str(error).splitlines()[0] if str(error) else type(error).__name__)
             return
         graphs.wait()
         for group, value in zip(groups, graphs.execute(part.program, values), strict=True):
@@ -199,7 +203,11 @@ class GraphRecorder:
             known = outliving | {*map(id, returned)}
             if any(id(tensor) not in known for tensor in results):
                 raise NotOneProgramError(KEPT)
+        graph = graphs.graph_hash(results)
+        if self.problem and graph not in self._known:
+            raise NotOneProgramError(self.problem)
         part, values, donated = self._found(results, {id(t) for group in groups for t in group})
+        part.graph = graph
         for place, tensor in enumerate(results):
             is_kept = id(tensor) in outliving and id(tensor) not in self._given
             part.results.append(TensorWeakRef(tensor) if is_kept else None)
