@@ -103,12 +103,13 @@ def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     files = write_dialogues(tmp_path, 8_000, 0)
-    (tmp_path / "t.json").write_text(tokenizer.files["tokenizer.json"])
+    (tmp_path / "tokenizer").write_bytes(tokenizer.to_bytes())
     code = (
         "import sys; from pathlib import Path;"
         "from tpukit.tasks.llm.data.token_cache import open_token_cache;"
-        "from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer;"
-        f"tokenizer = load_tokenizer({str(tmp_path / 't.json')!r});"
+        "from tpukit.tasks.llm.data.tokenizer import tokenizer_from_bytes;"
+        f"content = Path({str(tmp_path / 'tokenizer')!r}).read_bytes();"
+        "tokenizer = tokenizer_from_bytes(content, 'the test');"
         f"open_token_cache(Path({str(files.train)!r}), tokenizer, 256)"
     )
     child = subprocess.Popen([sys.executable, "-c", code])
