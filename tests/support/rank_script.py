@@ -14,6 +14,7 @@ RANK = int(os.environ["RANK"])
 if SCENARIO == "end":
     print(f"done {RANK} of {os.environ['WORLD_SIZE']}", flush=True)
 elif SCENARIO == "bad-input":
+    time.sleep(2 * RANK)  # of the second, which ends first, the launcher would show the error too
     print(f"Error: bad input, says {RANK}", file=sys.stderr)
     sys.exit(2)
 elif SCENARIO.startswith("both-fail"):
