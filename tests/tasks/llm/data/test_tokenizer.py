@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +47,6 @@ def lines_of(ranks: dict[bytes, int]) -> bytes:
 def test_any_text_comes_back_with_the_tokens_of_tiktoken(
     tokenizer: Tokenizer, ranks: dict[bytes, int], text: str
 ) -> None:
-    tiktoken = pytest.importorskip("tiktoken")
     theirs = tiktoken.Encoding(
         "test", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 511}
     )
