@@ -316,6 +316,14 @@ def test_a_change_is_seen_and_attributes_are_given_back(given, undone, case):
     assert case.startswith(IN_PLACE) or state.change(within=True) is None
 
 
+def test_a_list_that_is_looked_at_last_and_grows_is_a_change():
+    """Its values, one by one, are those that it had."""
+    given = SimpleNamespace(task=SimpleNamespace(seen=[1.0]), model=None, optimizer=None)
+    state = PythonState(given)
+    given.task.seen.append(2.0)
+    assert state.change() == "SimpleNamespace.seen.1"
+
+
 def test_equal_values_are_no_change(given):
     """Other objects, and what a step cannot read: added names of a library, a data set's cache."""
     state = PythonState(given)
@@ -359,6 +367,7 @@ def test_what_moves_within_a_step_is_a_change(given, name):
         (lambda o: setattr(o.task, "phase", 1), False),
         (lambda o: o.task.counted(), False),
         (lambda o: setattr(o.task, "alpha", True), False),
+        (lambda o: setattr(o.model, "training", 2), False),
         (lambda o: (o.model.eval(), o.task.counted()), False),
         (lambda o: None, False),
     ],
