@@ -46,8 +46,8 @@ def handles(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def buffers(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The buffers themselves, each once. While they are held, no other has their `handles`, and
-    torch_xla's own sync donates none of them."""
+    """The buffers themselves. While they are held, no other has their `handles`. A traced step
+    overwrites none of them, unless each is `put` into its tensor."""
     return _get_tensors_xla_device_data_node(tensors)[1]  # type: ignore[no-any-return]
 
 

@@ -209,6 +209,7 @@ class XlaPrograms(StepPrograms[RecordedStep]):
             if problem:
                 found.refuse(problem)
             places = self._places(found, leaves)
+            found.leave()
         finally:
             self.recorder = None
             found.close()

@@ -118,6 +118,8 @@ class GraphRecorder:
         self._held_buffers: list[Tensor] = []
         """Those of what outlives the step, in a second recording. In a first one, that is refused,
         another program would be compiled, of results that share nothing."""
+        self._looked_at: dict[int, tuple[int, Tensor]] = {}
+        """By id of what outlives the step the last of its `buffers`, with the handle."""
         self._reads = graphs.read_count()
         self.see(tensor for tensor in living_tensors() if id(tensor) not in CONSTANTS)
         self._brought += graphs.buffers(given)
@@ -136,9 +138,14 @@ class GraphRecorder:
         found = list(tensors)
         waits = graphs.are_pending(found)  # views, made anew when they were looked at
         found = [tensor for tensor, waiting in zip(found, waits, strict=True) if not waiting]
+        numbers = graphs.handles(found)
         if self._known:
-            self._held_buffers += graphs.buffers(found)
-        for tensor, handle in zip(found, graphs.handles(found), strict=True):
+            held = graphs.buffers(found)
+            self._held_buffers += held
+            of_number = dict(zip(graphs.handles(held), held, strict=True))  # each buffer once
+            for tensor, handle in zip(found, numbers, strict=True):
+                self._looked_at[id(tensor)] = handle, of_number[handle]
+        for tensor, handle in zip(found, numbers, strict=True):
             self._seen.setdefault(id(tensor), len(self._seen))
             holders = self._held.setdefault(handle, [])
             if not any(tensor is each for each in holders):
@@ -263,6 +270,7 @@ class GraphRecorder:
                 holders = sorted(self._held[handle], key=self._order)
                 argument = TensorWeakRef(holders[0])
                 part.add_aliases(holders)
+                self._looked_at[id(holders[0])] = handle, value
                 if all(id(tensor) in written for tensor in holders):
                     donated.append(value)
             elif handle in of_made:
@@ -282,6 +290,14 @@ class GraphRecorder:
         """Whether a tensor that the step made, and does not return, lives on."""
         gc.collect()
         return any(made() is not None for made, *_ in self._made.values())
+
+    def leave(self) -> None:
+        """Leaves what outlives the step to traced ones, which overwrite it as ever."""
+        for handle, holders in self._held.items():
+            [tensor, *others] = holders
+            before, value = self._looked_at.get(id(tensor), (None, tensor))
+            if before == handle and not others and id(tensor) not in self._given:
+                graphs.put(tensor, value)
 
     def close(self) -> None:
         gc.unfreeze()
