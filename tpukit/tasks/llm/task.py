@@ -36,7 +36,7 @@ from tpukit.tasks.llm.data.packing import (
     packed_shape,
 )
 from tpukit.tasks.llm.data.prompt import PromptFormat
-from tpukit.tasks.llm.data.rows import KNOWN_COLUMNS, training_file
+from tpukit.tasks.llm.data.rows import training_file
 from tpukit.tasks.llm.data.token_cache import (
     SampleSizes,
     TokenCache,
@@ -100,7 +100,13 @@ class SummarizeTask(Task):
     options = SummarizeConfig
     predict_options = Decoding
     folder = "out-summarization"
-    data_columns = KNOWN_COLUMNS
+    # Written here: what a task declares is read from its source.
+    data_columns: ClassVar[tuple[tuple[str, ...], ...]] = (
+        ("dialogue", "summary"), ("prompt", "completion"), ("prompt", "response"),
+        ("prompt", "answer"), ("question", "answer"), ("instruction", "output"),
+        ("instruction", "response"), ("input", "output"), ("text", "summary"), ("messages",),
+        ("conversations",),
+    )  # fmt: skip
     data_needs: ClassVar[str] = "train.csv or train.jsonl of prompts and completions, or messages"
     generators: ClassVar[Mapping[str, type[Any]]] = {"dialogues": GeneratedDialogues}
     metric_names: ClassVar[Mapping[str, str]] = {

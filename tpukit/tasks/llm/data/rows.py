@@ -11,13 +11,6 @@ from tpukit.io.tables import column_place, is_table_name, open_table, plain_name
 
 UNREAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 """Fields of messages that chat templates write beside the content."""
-KNOWN_COLUMNS = (
-    ("dialogue", "summary"), ("prompt", "completion"), ("prompt", "response"),
-    ("prompt", "answer"), ("question", "answer"), ("instruction", "output"),
-    ("instruction", "response"), ("input", "output"), ("text", "summary"), ("messages",),
-    ("conversations",),
-)  # fmt: skip
-"""Columns by which data are known to be this task's."""
 
 
 @dataclass(frozen=True)
