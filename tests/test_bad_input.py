@@ -203,7 +203,12 @@ def test_a_task_that_raises(tmp_path):
     broken = TINY.replace(":Tiny", ":Broken")
     arguments = [*BASE, "--task", broken, "--results-dir", tmp_path / "run"]
     assert "the loss of this task is broken" in failure(tpukit(*arguments), code=1)
-    arguments = [*BASE, "--task", f"{broken}OnOne", "--results-dir", tmp_path / "two"]
+
+
+@pytest.mark.slow
+def test_a_task_that_raises_on_one_rank(tmp_path):
+    broken = TINY.replace(":Tiny", ":BrokenOnOne")
+    arguments = [*BASE, "--task", broken, "--results-dir", tmp_path / "two"]
     done = tpukit(*arguments, "--devices", "2", "--accumulate", "1")
     assert done.returncode == 1
     assert "[rank 1] Error: BrokenOnOne.loss" in done.stderr and "Traceback" not in done.stderr

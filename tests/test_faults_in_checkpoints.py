@@ -105,7 +105,9 @@ SOME = {"save": "kill-within", "rename": "fail-before", "replace": "kill-before"
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("where", ["in_background", "at_time_limit"])
+@pytest.mark.parametrize(
+    "where", ["in_background", pytest.param("at_time_limit", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_same_command_goes_on(where, every, whole, request):
     faulty = request.getfixturevalue(where)

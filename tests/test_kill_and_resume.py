@@ -81,10 +81,9 @@ MORE_RANK_KILLS = [
 ] + ["step:2:0", "evaluate:1:0", "copy:1:1"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "kills", [RANK_KILLS, pytest.param(MORE_RANK_KILLS, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kills", [RANK_KILLS, MORE_RANK_KILLS])
 def test_two_ranks_killed_end_in_the_same_bytes(tmp_path, kills):
     """Ranks as torchrun starts them; the run that is never stopped goes through torchrun itself."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -86,7 +86,8 @@ def test_the_one_parameter_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("hw", "env", "names_sample"),
-    [(["--devices", "2"], {}, False), (["--accumulate", "4"], {}, True),
+    [pytest.param(["--devices", "2"], {}, False, marks=pytest.mark.slow),
+     (["--accumulate", "4"], {}, True),
      pytest.param(["--hw", "tpu"], VIRTUAL_TPU, True, marks=pytest.mark.xla)],
     ids=["two-ranks", "accumulated", "xla"],
 )  # fmt: skip

@@ -87,7 +87,7 @@ def test_a_finished_run_says_so(whole):
     ("number", "code", "devices"),
     [
         (signal.SIGINT, 130, "1"),
-        (signal.SIGTERM, 143, "2"),
+        pytest.param(signal.SIGTERM, 143, "2", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_writes_a_checkpoint_and_tells_how_to_go_on(

@@ -146,7 +146,8 @@ SLOW = pytest.mark.slow
     [
         pytest.param(ReadsValues, IMAGES, "aten::_local_scalar_dense would leave the TPU",
                      "# read here", marks=SLOW),
-        (Counts, IMAGES, "2 programs were compiled after the second step", "# cut here"),
+        pytest.param(Counts, IMAGES, "2 programs were compiled after the second step",
+                     "# cut here", marks=SLOW),
         pytest.param(ChoosesRows, IMAGES, "aten::nonzero would leave", "# chosen here", marks=SLOW),
         pytest.param(GrowsTexts, torch.randn(8, 4, 3), "compiled after the second step",
                      "# padded here", marks=SLOW),

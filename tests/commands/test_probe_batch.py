@@ -321,6 +321,7 @@ def test_a_failure_of_the_compiler_itself_is_no_lack_of_memory(tmp_path):
     assert json.loads(explained.stdout)["explanations"][0]["id"] == "xla-compile-defect"
 
 
+@pytest.mark.slow
 @pytest.mark.plan
 @pytest.mark.xla
 def test_a_read_in_the_middle_of_the_step_is_reported_with_its_place():

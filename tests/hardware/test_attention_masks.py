@@ -26,6 +26,7 @@ class Packed(nn.Module):
         return self.model(tokens, starts=starts)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
 def test_a_compiled_program_makes_one_mask_for_all_layers():
     """Rows are packed where training compiles: there, layers share what they compute alike."""

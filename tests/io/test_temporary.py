@@ -71,6 +71,7 @@ def test_without_a_home_matplotlib_keeps_its_files_in_it(tmp_path_factory):
     assert done.stdout.startswith(f"{base}/tpukit-") and not done.stderr
 
 
+@pytest.mark.slow
 def test_a_launch_with_workers_leaves_nothing_behind(tmp_path_factory):
     """torchrun's logs, torch's modules and multiprocessing's sockets lie in it too."""
     base = tmp_path_factory.getbasetemp().parent / "l"

@@ -71,11 +71,13 @@ def test_a_rank_that_fails_ends_while_the_others_wait_for_it():
     assert "rank 1: only the second knows" in stderr or "[rank 1] Error: only the" in stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_failed_is_restarted_with_the_others():
     code, out, stderr = launched("second-raises-once", restarts=1)
     assert (code, out) == (0, "done 0\n"), stderr
 
 
+@pytest.mark.slow
 def test_the_error_is_shown_while_another_rank_hangs():
     process = start("second-raises-beside-one-that-hangs")
     assert process.stderr.readline() == "[rank 1] Error: only the second knows\n"

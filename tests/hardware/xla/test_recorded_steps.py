@@ -50,7 +50,8 @@ def test_what_a_step_reads_in_python_counts():
     assert "reads values of the device at" in reads and "recorded_steps.py:" in reads
 
 
-@pytest.mark.parametrize("accumulate", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulate", ["1", "2"])
 def test_what_happens_between_steps_counts(accumulate):
     """Layers frozen, other shapes, validation, loaded weights, tensors that are given others' data,
     shapes and types, or are replaced, a pending result."""
@@ -75,6 +76,7 @@ def test_a_batch_that_is_given_twice_is_not_taken_for_two():
     assert "batch" in found["said"][0]
 
 
+@pytest.mark.slow
 def test_a_program_that_torch_xla_has_dropped_is_traced_again():
     found = case("evicted", XLA_COMPILATION_CACHE_SIZE="3")
     assert found["differing"] == []

@@ -147,6 +147,7 @@ class LargeText:
         return bytearray(2**29) and self.executable.hlo_modules()
 
 
+@pytest.mark.slow
 def test_memory_is_known_where_the_text_takes_too_much_of_this_machine(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     jax = pytest.importorskip("jax")

@@ -112,6 +112,7 @@ def library(name: str) -> list[str]:
     return [str(f) for f in source_files(Path(sysconfig.get_paths()[name]))]
 
 
+@pytest.mark.slow
 def test_standard_library_has_no_finding():
     files = library("stdlib")
     chosen = random.Random(0).sample(files, min(1000, len(files)))

@@ -210,6 +210,7 @@ def test_log_of_a_tool_gives_no_false_alarm(tmp_path, tool):
     assert set(ids(path)) <= WARNINGS_THAT_ARE_TRUE
 
 
+@pytest.mark.slow
 def test_torchrun_with_a_rank_that_dies(tmp_path):
     """The cause is named before what torchrun makes of it."""
     script = tmp_path / "train.py"

@@ -24,7 +24,9 @@ def words_of_tables():
     return {word for text in texts for word in re.findall(r"\w+", text)}
 
 
-@pytest.mark.parametrize("library", GONE)
+@pytest.mark.parametrize(
+    "library", [pytest.param(n, marks=pytest.mark.slow) if n == "transformers" else n for n in GONE]
+)
 def test_what_the_installed_release_has_is_not_called_lost(library):
     release, gone = GONE[library]
     if not version(library).startswith(f"{release}."):

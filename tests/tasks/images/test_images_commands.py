@@ -65,6 +65,7 @@ def test_accumulation_gives_the_same_weights(shapes, trained, tmp_path):
     assert relative_difference(parameters(tmp_path / "run"), parameters(trained)) < 1e-4
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_same_weights(shapes, trained, tmp_path):
     done = train(shapes, tmp_path / "run", "--hw", "cpu", "--devices", "2", "--accumulate", "1")
     result(done)

@@ -139,6 +139,7 @@ def test_negative_values_are_told_apart(trained):
         assert [row["label"] for row in rows] == [name]
 
 
+@pytest.mark.slow
 def test_two_ranks_have_one_range(trained):
     again = train(trained, "--devices", "2", "--results-dir", "ranks", "--json")
     assert result(again)["finished"] and again.stderr.count("Values of all") == 1

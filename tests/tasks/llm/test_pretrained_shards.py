@@ -55,6 +55,7 @@ def test_files_that_transformers_has_to_convert_are_read_at_once(tmp_path):
     assert torch.equal(lm.model.embed_tokens.weight, kept["model.embed_tokens.weight"])
 
 
+@pytest.mark.slow
 def test_a_rank_holds_its_share_and_one_block(tmp_path):
     """Of 0.57 GB, four ranks each a quarter. Matrices are larger than what malloc keeps when it is
     freed."""

@@ -137,17 +137,15 @@ def test_a_submission_has_every_id_once_in_order(place, whole):  # type: ignore[
     assert not list(place.glob(".submission.csv*"))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [pytest.param(["--num-beams", 3], marks=pytest.mark.slow), ["--temperature", 0.7]],
-    ids=str,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--num-beams", 3], ["--temperature", 0.7]], ids=str)
 def test_two_processes_predict_what_one_does(place, whole, options):  # type: ignore[no-untyped-def]
     here(place, *predict_command(place, "whole", "one.csv", *options))
     predict(place, "whole", "two.csv", *options, "--devices", 2)
     assert (place / "one.csv").read_bytes() == (place / "two.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_killed_prediction_ends_in_the_same_file(place, whole):  # type: ignore[no-untyped-def]
     """Killed after some chunks: those are kept, and the answer is that of an uninterrupted run."""
     write_dialogues(place / "many", 6000, 1)

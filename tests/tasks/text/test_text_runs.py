@@ -51,6 +51,7 @@ def by_hand(run, texts, kind="softmax"):
     return (scores.softmax(1) if kind == "softmax" else scores).numpy(), model
 
 
+@pytest.mark.slow
 def test_a_moved_run_predicts_without_its_model_what_transformers_does(place, tmp_path):
     model = shutil.copytree(place / "bert", tmp_path / "model")
     data = shutil.copytree(place / "data", tmp_path / "data")
@@ -133,6 +134,7 @@ def _parts(folder, data):
     return path
 
 
+@pytest.mark.slow
 def test_a_pair_of_texts_for_a_decoder_with_adapters(place, tmp_path):
     data = write_scores(tmp_path / "pairs", pair=True)
     more = ("--data-path", data, "--set", "lora_rank=2", "--set", "pooling=last",
