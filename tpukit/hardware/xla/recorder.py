@@ -118,8 +118,8 @@ class GraphRecorder:
         self._held_buffers: list[Tensor] = []
         """Those of what outlives the step, in a second recording. In a first one, that is refused,
         another program would be compiled, of results that share nothing."""
-        self._looked_at: dict[int, tuple[int, Tensor]] = {}
-        """By id of what outlives the step the last of its `buffers`, with the handle."""
+        self._has_looked = False
+        """Whether it has asked for `buffers` of what outlives the step."""
         self._reads = graphs.read_count()
         self.see(tensor for tensor in living_tensors() if id(tensor) not in CONSTANTS)
         self._brought += graphs.buffers(given)
@@ -138,14 +138,10 @@ class GraphRecorder:
         found = list(tensors)
         waits = graphs.are_pending(found)  # views, made anew when they were looked at
         found = [tensor for tensor, waiting in zip(found, waits, strict=True) if not waiting]
-        numbers = graphs.handles(found)
         if self._known:
-            held = graphs.buffers(found)
-            self._held_buffers += held
-            of_number = dict(zip(graphs.handles(held), held, strict=True))  # each buffer once
-            for tensor, handle in zip(found, numbers, strict=True):
-                self._looked_at[id(tensor)] = handle, of_number[handle]
-        for tensor, handle in zip(found, numbers, strict=True):
+            self._has_looked = True
+            self._held_buffers += graphs.buffers(found)
+        for tensor, handle in zip(found, graphs.handles(found), strict=True):
             self._seen.setdefault(id(tensor), len(self._seen))
             holders = self._held.setdefault(handle, [])
             if not any(tensor is each for each in holders):
@@ -252,6 +248,7 @@ class GraphRecorder:
         self, results: Sequence[Tensor], written: set[int]
     ) -> tuple[StepPart, list[Tensor], list[Tensor]]:
         """A part without its program, the values of its arguments, and those to donate."""
+        self._has_looked = True
         values, are_seeds = graphs.graph_arguments(results)
         made = graphs.handles([value for value, _ in self._made_values])
         of_made = dict(zip(made, (place for _, place in self._made_values), strict=True))
@@ -270,7 +267,6 @@ class GraphRecorder:
                 holders = sorted(self._held[handle], key=self._order)
                 argument = TensorWeakRef(holders[0])
                 part.add_aliases(holders)
-                self._looked_at[id(holders[0])] = handle, value
                 if all(id(tensor) in written for tensor in holders):
                     donated.append(value)
             elif handle in of_made:
@@ -292,11 +288,19 @@ class GraphRecorder:
         return any(made() is not None for made, *_ in self._made.values())
 
     def leave(self) -> None:
-        """Leaves what outlives the step to traced ones, which overwrite it as ever."""
-        for handle, holders in self._held.items():
-            [tensor, *others] = holders
-            before, value = self._looked_at.get(id(tensor), (None, tensor))
-            if before == handle and not others and id(tensor) not in self._given:
+        """Leaves what outlives the step to traced ones, which overwrite it as ever: each tensor
+        takes a `buffer` that was asked for it, all in the order of before, which is the graph's."""
+        if not self._has_looked:
+            return
+        groups: list[tuple[int, list[Tensor]]] = []
+        for holders in self._held.values():
+            numbers = {graphs.number_of(tensor) for tensor in holders}
+            if len(numbers) == 1 and not any(id(tensor) in self._given for tensor in holders):
+                groups.append((numbers.pop(), holders))
+        ordered = [holders for _, holders in sorted(groups, key=lambda group: group[0])]
+        values = graphs.buffers([holders[0] for holders in ordered])
+        for holders, value in zip(ordered, values, strict=True):
+            for tensor in holders:
                 graphs.put(tensor, value)
 
     def close(self) -> None:
