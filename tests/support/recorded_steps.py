@@ -201,6 +201,39 @@ def changed_between(backend, accumulate):
     return {**state_of(learner), **kept}
 
 
+class DrawsOnce(Noisy):
+    """Draws on the host in its first step: that one cannot be recorded."""
+
+    has_drawn = False
+
+    def loss(self, model, batch):
+        if not self.has_drawn:
+            self.has_drawn = bool(torch.rand(()) < 2)
+        return super().loss(model, batch)
+
+
+def refused_first():
+    """A step that is recorded once before a validation, and once after it; `later`: programs
+    compiled after these."""
+    backend, said = opened()
+    counts = []
+
+    def run(backend):
+        learner = learner_of(DrawsOnce(), backend)
+        sums = BatchSums(learner.task, backend, learner.model)
+        for number in range(8):
+            step(learner, number)
+            if number == 1:
+                learner.model.eval()
+                sums.add(next(backend.batches([batch_of(0)])))
+                learner.model.train()
+                counts.append(backend.compilations())
+        counts.append(backend.compilations())
+        return state_of(learner)
+
+    return {**both(backend, run), "later": counts[-1] - counts[-2], "said": said}
+
+
 def queue():
     """Results of a micro-batch that the next ones take."""
     backend, said = opened()

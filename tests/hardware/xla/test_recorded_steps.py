@@ -60,6 +60,11 @@ def test_what_happens_between_steps_counts(accumulate):
     assert found["executed"] >= 8
 
 
+def test_a_validation_between_two_recordings_leaves_the_step_s_program():
+    found = case("refused_first", devices="2")
+    assert (found["differing"], found["executed"], found["later"]) == ([], 5, 0)
+
+
 def test_a_later_part_of_a_step_takes_what_an_earlier_one_made():
     found = case("queue", devices="2")
     assert (found["differing"], found["executed"], found["said"]) == ([], 8, [])
