@@ -13,6 +13,8 @@ from tpukit.io.parquet import merge_parquet, pyarrow_of
 
 CONVERTED = "refs/convert/parquet"
 """The branch of a data set on which the hub keeps it as CONFIG/SPLIT/NUMBER.parquet."""
+SECONDS_TO_ANSWER = 10.0
+"""Of the hub's server."""
 NAME = re.compile(r"hf:/+(?:datasets/)?([\w.-]+/[\w.-]+)(?:/([\w.-]+))?/?")
 
 
@@ -34,15 +36,30 @@ def is_hub_data(path: str | Path) -> bool:
     return NAME.fullmatch(str(path)) is not None
 
 
+def is_hub_silent() -> bool:
+    """Whether the hub's server gives no answer in `SECONDS_TO_ANSWER`: its client would ask again
+    for minutes, for what its cache has too. Give it `local_files_only=is_hub_silent()`."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False  # its client asks nobody
+    try:
+        get_session().head(constants.ENDPOINT, timeout=SECONDS_TO_ANSWER)
+    except Exception:  # those of the session's own library
+        return True
+    return False
+
+
 def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
         return Path(
             snapshot_download(
-                name, repo_type="dataset", revision=CONVERTED, allow_patterns="*.parquet"
+                name, repo_type="dataset", revision=CONVERTED, allow_patterns="*.parquet",
+                local_files_only=is_hub_silent(),
             )
-        )
+        )  # fmt: skip
     except Exception as error:
         raise DataError(
             f"hf://{name}: the hub did not give it ({type(error).__name__}).",

@@ -11,6 +11,7 @@ from PIL import Image
 from runs import failure, metrics, result, tpukit
 
 from tpukit.errors import ConfigError, DataError
+from tpukit.tasks.images.data import depth
 from tpukit.tasks.images.task import ImagesTask
 
 HOUNSFIELD = {"air": [-1000, -900], "bone": [-100, 1055]}
@@ -67,6 +68,23 @@ def test_a_value_is_the_same_grey_in_every_file(name, tmp_path, capsys):
     again = {file: np.asarray(task.samples(data.train.images)[i]["image"])
              for i, file in enumerate(data.train.images.files)}  # fmt: skip
     assert all((again[file] == pixels[file]).all() for file in again)
+
+
+def test_values_are_read_once_for_all_folds_and_again_when_a_file_changes(tmp_path, monkeypatch):
+    write(tmp_path, np.int16, HOUNSFIELD)
+    folds = [{"data_path": str(tmp_path), "fold": fold, "folds": 2} for fold in (0, 1)]
+    read = []
+    extremes_of = depth._extremes_of
+    monkeypatch.setattr(depth, "_extremes_of", lambda file: read.append(file) or extremes_of(file))
+    for settings in (*folds, *folds):
+        task = ImagesTask(**settings)
+        task.datasets()
+        assert (task.values.low, task.values.high) == (-1000, 1055)
+    assert len(read) == 4
+    tifffile.imwrite(tmp_path / "air" / "0.tif", np.full((9, 9), -1024, np.int16))
+    task = ImagesTask(**folds[0])
+    task.datasets()
+    assert (task.values.low, len(read)) == (-1024, 8)
 
 
 def test_eight_bits_stay_as_they_are(tmp_path, capsys):

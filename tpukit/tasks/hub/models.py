@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from tpukit.errors import DataError
 from tpukit.hardware.backend import ModelOps
+from tpukit.io.hub_data import is_hub_silent
 from tpukit.tasks.hub import OTHER_FILES
 
 FILE_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".json", ".gguf")
@@ -44,6 +45,7 @@ def download(name: str, asked: str) -> Path:
                 name,
                 allow_patterns=["*.json", "*.safetensors", "*.jinja", *OTHER_FILES, "merges.txt"],
                 ignore_patterns=["consolidated*"],  # the same weights again
+                local_files_only=is_hub_silent(),
             )
         )
     except Exception as error:

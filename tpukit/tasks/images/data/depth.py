@@ -4,6 +4,7 @@ One scale holds for all files: a value means the same in each of them (a Hounsfi
 photons). 8-bit images have theirs.
 """
 
+import hashlib
 import json
 import math
 import warnings
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tpukit.errors import DataError
+from tpukit.io.folders import JsonCache, cache_folder
 from tpukit.io.process import allowed_cores, is_first_rank
 from tpukit.io.progress import Progress
 
@@ -43,6 +46,8 @@ MANY = 1000
 """Files from which on the progress is shown."""
 AT_ONCE = 16
 """Files between two looks at the progress and at what is known."""
+FORMAT = 1
+"""Version of what the cache keeps."""
 HINT = "Store them alike, or give the values of black and white: --set value_range=MIN:MAX"
 
 
@@ -190,8 +195,11 @@ def _rounded(low: float, high: float, whole: bool) -> tuple[float, float]:
 
 
 def _extremes(files: Sequence[str], stops_at: float) -> tuple[float, float]:
-    """The smallest and largest finite value of files; those that cannot be read are left out. A
-    value above `stops_at` ends the search."""
+    """The smallest and largest finite value of files, kept in the cache for the next run; those
+    that cannot be read are left out. A value above `stops_at` ends the search."""
+    cache, key = JsonCache(cache_folder() / "images", FORMAT), {"files": _digest(files)}
+    if (known := cache.read(key)) is not None:
+        return float(known["low"]), float(known["high"])
     low, high = math.inf, -math.inf
     enabled = is_first_rank() and len(files) > MANY
     with (
@@ -206,7 +214,10 @@ def _extremes(files: Sequence[str], stops_at: float) -> tuple[float, float]:
             progress.update(start + len(some))
             if high > stops_at:
                 break
-    return (low, high) if low <= high else (0.0, 0.0)
+    if low > high:
+        low = high = 0.0
+    cache.write(key, {"low": low, "high": high})
+    return low, high
 
 
 def _extremes_of(file: str) -> tuple[float, float]:
@@ -220,3 +231,10 @@ def _extremes_of(file: str) -> tuple[float, float]:
     if values.dtype.kind == "f":
         values = values[np.isfinite(values)]
     return (float(values.min()), float(values.max())) if values.size else (math.inf, -math.inf)
+
+
+def _digest(files: Sequence[str]) -> str:
+    """Changes with the name, size and time of a file, not with their order: folds have one."""
+    places = ((path.absolute(), path.stat()) for path in map(Path, sorted(files)))
+    lines = [(str(path), status.st_size, status.st_mtime_ns) for path, status in places]
+    return hashlib.sha256(repr(lines).encode()).hexdigest()

@@ -8,6 +8,7 @@ from typing import Any
 from tpukit.errors import DataError
 from tpukit.io.files import require_regular, write_file
 from tpukit.io.folders import cache_folder
+from tpukit.io.hub_data import is_hub_silent
 from tpukit.io.lock import exclusive
 from tpukit.tasks.llm.data.rows import DIALOGUES, Columns, read_rows
 from tpukit.tasks.llm.data.token_cache import file_digest
@@ -62,14 +63,14 @@ def _gpt2() -> Tokenizer:
     from huggingface_hub import hf_hub_download
 
     try:
-        path = Path(hf_hub_download("gpt2", "tokenizer.json"))
+        file = hf_hub_download("gpt2", "tokenizer.json", local_files_only=is_hub_silent())
     except Exception as error:
         raise DataError(
             "The GPT-2 tokenizer is not here and could not be downloaded"
             f" ({type(error).__name__}).",
             BRING_A_FILE,
         ) from error
-    return of_no_model(path.read_text(encoding="utf-8"), "gpt2")
+    return of_no_model(Path(file).read_text(encoding="utf-8"), "gpt2")
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
