@@ -108,13 +108,9 @@ def prediction(
         return fields
 
     def averaged(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
-        parts = []
-        for each, request in zip(runs, requests, strict=True):
-            model = model if each is trained else each.model_on(backend)
-            assert overrides(each.task, "predict_rows")
-            method = each.task.predict_rows
-            rows = method(model, backend, request, log)
-            parts.append(expect(rows, Predictions, method, "Predictions(ids, values, target)"))
+        parts = [_rows_of(trained, requests[0], model, backend, log)]
+        for each, request in zip(others, requests[1:], strict=True):
+            parts.append(_rows_of(each, request, each.model_on(backend), backend, log))
         mean = mean_of(parts, weights)
         if not backend.is_main:
             return {}
@@ -132,6 +128,19 @@ def prediction(
         return fields
 
     return predicted
+
+
+def _rows_of(
+    trained: TrainedTask, request: PredictionRequest, model: nn.Module, backend: Backend, log: Log
+) -> Predictions:
+    """The raw predictions of one run."""
+    from tpukit.train.checks import expect
+    from tpukit.train.task import overrides
+
+    assert overrides(trained.task, "predict_rows")
+    method = trained.task.predict_rows
+    rows = method(model, backend, request, log)
+    return expect(rows, Predictions, method, "Predictions(ids, values, target)")
 
 
 def _runs_of_folds(paths: Sequence[Path], log: Log) -> tuple[list[Path], Sequence[float] | None]:

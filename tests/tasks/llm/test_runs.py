@@ -146,6 +146,17 @@ def test_two_processes_predict_what_one_does(place, whole, options):  # type: ig
 
 
 @pytest.mark.slow
+@pytest.mark.xla
+@pytest.mark.parametrize("options", [[], ["--num-beams", 3], ["--temperature", 0.7]], ids=str)
+def test_one_virtual_device_predicts_what_a_cpu_does(place, whole, options):  # type: ignore[no-untyped-def]
+    """Prompts come one at a time into their rows of the cache there."""
+    here(place, *predict_command(place, "whole", "cpu.csv", *options))
+    one = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "1"}
+    predict(place, "whole", "xla.csv", *options, env=one, hw="tpu")
+    assert (place / "cpu.csv").read_bytes() == (place / "xla.csv").read_bytes()
+
+
+@pytest.mark.slow
 def test_a_killed_prediction_ends_in_the_same_file(place, whole):  # type: ignore[no-untyped-def]
     """Killed after some chunks: those are kept, and the answer is that of an uninterrupted run."""
     write_dialogues(place / "many", 6000, 1)
