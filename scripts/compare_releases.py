@@ -15,8 +15,8 @@ before those that it is the first to have, `name>new` with the successor (`name>
 has the same name there). `GLM|Config|Model` are GLMConfig and GLMModel; `.size` belongs to the
 class or method of the name before it; `TF[A-Z]*` are all names of that form, which went together.
 What comes or goes with its class or method is not listed again, nor what needs no bound
-(`is_everywhere`). `skipped` are the releases between
-those compared, as pip lists them: no bound is given beyond the first of them.
+(`is_everywhere`). `skipped` are the releases between those compared, as pip lists them: no bound
+is given beyond the first of them.
 """
 
 import argparse
