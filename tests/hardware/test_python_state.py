@@ -369,7 +369,7 @@ def test_what_moves_within_a_step_is_a_change(given, name):
         (lambda o: setattr(o.task, "alpha", True), False),
         (lambda o: setattr(o.model, "training", 2), False),
         (lambda o: (o.model.eval(), o.task.counted()), False),
-        (lambda o: None, False),
+        (lambda o: None, True),
     ],
 )
 def test_switches_and_caches_change_once_and_numbers_each_time(given, change, is_once):

@@ -234,6 +234,34 @@ def refused_first():
     return {**both(backend, run), "later": counts[-1] - counts[-2], "said": said}
 
 
+class Imports(Plain):
+    """Its first step imports a module that draws."""
+
+    def build_model(self, ops):
+        sys.modules.pop("draws_when_imported", None)
+        return super().build_model(ops)
+
+    def loss(self, model, batch):
+        import draws_when_imported  # noqa: F401
+
+        return super().loss(model, batch)
+
+
+def imports():
+    """`later`: programs compiled after the first step."""
+    backend, said = opened()
+    counts = []
+
+    def run(backend):
+        learner = learner_of(Imports(), backend)
+        for number in range(8):
+            step(learner, number)
+            counts.append(backend.compilations())
+        return state_of(learner)
+
+    return {**both(backend, run), "later": counts[-1] - counts[-8], "said": said}
+
+
 def queue():
     """Results of a micro-batch that the next ones take."""
     backend, said = opened()

@@ -121,14 +121,13 @@ class PythonState:
         return (name for name, *_ in self._changed(within))
 
     def changes_once(self) -> bool:
-        """Whether a value has changed since the step began that the next steps may leave alone:
-        each such was none before (a cache; a number is a counter), or is a switch."""
-        pairs = [(before, now) for _, before, now in self._changed(within=True)]
-        return bool(pairs) and all(
+        """Whether the next steps may leave alone what has changed since the step began: each such
+        value was none before (a cache; a number is a counter), or is a switch."""
+        return all(
             type(now) is bool
             if type(before) is bool
             else (before is MISSING or before is None) and type(now) not in (int, float)
-            for before, now in pairs
+            for _, before, now in self._changed(within=True)
         )
 
     def _changed(self, within: bool) -> Iterator[tuple[str, Any, Any]]:

@@ -65,6 +65,11 @@ def test_a_validation_between_two_recordings_leaves_the_step_s_program():
     assert (found["differing"], found["executed"], found["later"]) == ([], 5, 0)
 
 
+def test_a_module_that_draws_when_it_is_imported_costs_no_program():
+    found = case("imports", devices="2")
+    assert (found["differing"], found["later"], found["said"]) == ([], 0, [])
+
+
 def test_a_later_part_of_a_step_takes_what_an_earlier_one_made():
     found = case("queue", devices="2")
     assert (found["differing"], found["executed"], found["said"]) == ([], 8, [])

@@ -1,5 +1,6 @@
 """A step on torch_xla: traced and recorded twice for each shape, then executed without tracing."""
 
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -191,7 +192,7 @@ class XlaPrograms(StepPrograms[RecordedStep]):
             xm.set_rng_state(self._seed)
             return None, step()
         numbered = StepCall(step.function, step.batches, _numbered(step.numbers))
-        before, drawn = PythonState(step.owner), host_state()
+        before, drawn, modules = PythonState(step.owner), host_state(), len(sys.modules)
         self._sent, self._actions = [], []
         compiled = {part.graph for part in known.parts} if known else set()
         found = self.recorder = GraphRecorder(self.device, step.given, self._seed, compiled)
@@ -201,7 +202,9 @@ class XlaPrograms(StepPrograms[RecordedStep]):
                 returned = numbered()
             torch.clear_autocast_cache()
             problem = _problem_in_python(before, drawn)
-            is_once = known is None and host_state() == drawn and before.changes_once()
+            # A module may draw when it is imported, as jax does where a sharding has a gradient.
+            draws_once = host_state() == drawn or len(sys.modules) > modules
+            is_once = known is None and draws_once and before.changes_once()
             if problem and not is_once:
                 found.refuse(problem)
             leaves, structure = tree_flatten(returned)
