@@ -36,7 +36,7 @@ class HardwareOptions:
     their own, on uses them without that, off uses plain operations."""
     step_mode: Literal["auto", "recorded", "traced"] = setting("auto", panel=HARDWARE)
     """Steps on TPUs: traced runs their Python each time, recorded twice, and then their program
-    alone; auto records with torch_tpu and traces with torch_xla."""
+    alone; auto records."""
     compile_cache: str | None = setting(None, panel=HARDWARE)
     """Folder in which a TPU's compiled programs are kept; a read-only one is read."""
     deterministic: bool = setting(False, panel=HARDWARE)

@@ -182,7 +182,7 @@ def _tried(options: HardwareOptions) -> Iterator[tuple[DeviceTrial, str]]:
     if device is not None:
         yield KERNELS, device
     kind = hardware.kind if options.hw == "auto" else options.hw
-    if kind == "tpu" and installed_stack() == "torch_xla" and options.step_mode == "recorded":
+    if kind == "tpu" and installed_stack() == "torch_xla" and options.step_mode != "traced":
         yield STEPS, steps_device(hardware)
 
 
