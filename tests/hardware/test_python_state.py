@@ -3,10 +3,13 @@
 import argparse
 import collections
 import dataclasses
+import enum
 import functools
 import itertools
+import multiprocessing
 import os
 import random
+import threading
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -16,6 +19,7 @@ import settings_of_a_step as user
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from tpukit.hardware.python_state import MOST_ENTRIES, PythonState
 
@@ -38,17 +42,60 @@ class Words(dict):
     """A dict with attributes."""
 
 
+class Settings:
+    """As ml_collections.ConfigDict: a mapping that is none by its class."""
+
+    def __init__(self, **fields):
+        object.__setattr__(self, "_fields", fields)
+
+    def __getattr__(self, name):
+        return self._fields[name]
+
+    def __setattr__(self, name, value):
+        self._fields[name] = value
+
+    def __getitem__(self, name):
+        return self._fields[name]
+
+    def __len__(self):
+        return len(self._fields)
+
+    def keys(self):
+        return self._fields.keys()
+
+
+Settings.__module__ = "numpy"
+
+
+class Level(enum.Enum):
+    LOW = 1
+
+
 class Samples:
     """A data set: it may keep what it has read."""
 
+    mixup = 0.1
+
     def __init__(self):
-        self.read = {}
+        self.read, self.rate, self.config = {}, 0.5, {"p": 0.1}
+        self.inner, self.order = SimpleNamespace(level=1), [1.0, 2.0]
 
     def __len__(self):
         return 9
 
     def __getitem__(self, index):
         return self.read.setdefault(index, index)
+
+
+class Listed(Dataset):
+    def __init__(self):
+        self.rate = 0.5
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return index
 
 
 class Trained:
@@ -84,6 +131,14 @@ class Trained:
         self.cycle, self.steps = itertools.cycle([1, 2, 3]), iter(range(9))
         self.both = (x for x in (1, 2, 3))
         self.samples = Samples()
+        self.nested = SimpleNamespace(a=SimpleNamespace(b=SimpleNamespace(c=SimpleNamespace(d=1))))
+        self.config = Settings(a=Settings(b=Settings(c=Settings(d=Settings(e=1.0)))))
+        self.value, self.values = multiprocessing.Value("d", 1.0), multiprocessing.Array("d", 3)
+        self.local, self.level = threading.local(), Level.LOW
+        self.local.value = Level.LOW.weight = 1.0
+        self.large, self.many = np.ones(1_000_003), [{"w": 1.0} for _ in range(1500)]
+        self.boxed = np.array([Inner(), 1], object)
+        self.loader = DataLoader(Subset(Listed(), [0, 1]))
 
     def loss(self, x):
         return user.FACTOR * x * self.power
@@ -178,7 +233,16 @@ CHANGES = {
     "Scale.factor (of a method)": lambda o: setattr(o.task.method.__self__, "factor", 2.0),
     "Config.scale": lambda o: setattr(o.model[0].config, "scale", 2.0),
     "Config.scale (inner)": lambda o: setattr(o.model[0].config.inner, "scale", 2.0),
+    "SimpleNamespace.d": lambda o: setattr(o.task.nested.a.b.c, "d", 2),
+    "Settings._fields.e": lambda o: setattr(o.task.config.a.b.c.d, "e", 2.0),
+    "_local.value": lambda o: setattr(o.task.local, "value", 2.0),
+    "Level.weight": lambda o: setattr(Level.LOW, "weight", 2.0),
+    "Trained.many.7.w": lambda o: o.task.many[7].update(w=2.0),
+    "Inner.gain (in an array)": lambda o: setattr(o.task.boxed[0], "gain", 2.0),
     # arrays and host tensors in place
+    "Trained.value": lambda o: setattr(o.task.value, "value", 2.0),
+    "Trained.values": lambda o: o.task.values.__setitem__(1, 2.0),
+    "Trained.large": lambda o: o.task.large.__setitem__(12_345, 2.0),
     "Trained.classes": lambda o: o.task.classes.mul_(2),
     "Trained.classes (replaced)": lambda o: setattr(o.task, "classes", torch.ones(3)),
     "Trained.classes (data)": lambda o: data(o.task.classes, torch.zeros(3)),
@@ -299,7 +363,8 @@ def undone():
 
 IN_PLACE = (
     "Trained.classes", "Trained.remote (of", "Trained.shared", "Trained.nothing", "Trained.table",
-    "Trained.mask", "Trained.objects", "Trained.bytes", "Linear._parameters.weight",
+    "Trained.mask", "Trained.objects", "Trained.bytes", "Trained.value", "Trained.large",
+    "Linear._parameters.weight",
     "autocast", "attention", "shifted.__code__", "Linear.forward", "Tensor.", "torch.",
     "SGD.param_groups.1",
 )  # fmt: skip
@@ -314,6 +379,30 @@ def test_a_change_is_seen_and_attributes_are_given_back(given, undone, case):
     assert state.change() is not None and case.split(" (")[0] in state.changes(within=True)
     state.restore()
     assert case.startswith(IN_PLACE) or state.change(within=True) is None
+
+
+DATA = {
+    "Samples.rate": lambda t: setattr(t.samples, "rate", 0.1),
+    "Samples.mixup": patched(Samples, "mixup", 0.9),
+    "Samples.config.p": lambda t: t.samples.config.update(p=0.9),
+    "Samples.order.0": lambda t: t.samples.order.reverse(),
+    "SimpleNamespace.level": lambda t: setattr(t.samples.inner, "level", 2),
+    "Listed.rate": lambda t: setattr(t.loader.dataset.dataset, "rate", 0.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DATA)
+def test_a_setting_of_a_data_set_is_a_change_between_steps(given, monkeypatch, case):
+    """Not within one: a thread that reads ahead may count there, which is not taken back."""
+    monkeypatch.setattr(Samples, "mixup", 0.1)
+    state = PythonState(given)
+    assert state.change() is None
+    DATA[case](given.task)
+    assert case in (state.change() or "") and case in state.changes()
+    if case != "Samples.mixup":
+        assert state.change(within=True) is None
+        state.restore()
+        assert case in (state.change() or "")
 
 
 def test_a_list_that_is_looked_at_last_and_grows_is_a_change():

@@ -10,18 +10,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cache, partial
 from itertools import chain
+from multiprocessing.sharedctypes import SynchronizedBase
 from operator import attrgetter, is_
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as of_modules
 
+from tpukit.hardware.data_settings import DataSettings
 from tpukit.hardware.python_values import (
     GENERATORS,
+    MISSING,
     PLAIN,
+    entry_name,
     is_buffer,
+    is_data_set,
+    is_namespace,
     is_of_library,
     is_settings,
     mark,
@@ -30,9 +37,9 @@ from tpukit.hardware.python_values import (
     set_state,
 )
 
-MOST_ENTRIES = 1000
+MOST_ENTRIES = 10_000
 """Maximum length of a list or dict that is looked into; a longer one's values are compared."""
-MOST_NESTED = 2
+MOST_NESTED = 4
 """Maximum depth of a library's objects within each other: a config in a config."""
 CONTAINERS = (dict, list, deque, set)
 CODE = {name: name for name in ("__code__", "__defaults__", "__kwdefaults__")}
@@ -48,7 +55,6 @@ BESIDE = (
 ATTENTION: list[Callable[[], bool]] = [
     getattr(torch.backends.cuda, f"{way}_sdp_enabled") for way in ("flash", "mem_efficient", "math")
 ]
-MISSING = object()
 of_tensor = attrgetter(
     "requires_grad", "shape", "dtype", "_backward_hooks", "_post_accumulate_grad_hooks"
 )
@@ -67,7 +73,8 @@ class PythonState:
     """What the owner of a step holds in `task`, `model` and `optimizer`, what their code finds in
     closures, defaults, classes and globals, torch's modes, and the environment.
 
-    Lists, dicts and objects are looked into; data sets are not.
+    Lists, dicts and objects are looked into. Of a data set the settings that it had count, between
+    steps: it reads files, and keeps what it has read, on threads of its own.
 
     hidden: by id of a dict the names in it that are left out. left_out: which tensors are; where
         it is given, writes in place count on any device, else on the host alone.
@@ -93,6 +100,7 @@ class PythonState:
         """Arrays, which change in place."""
         self._moving: list[tuple[str, Any]] = []
         """Random generators and iterators."""
+        self._data_sets: list[Any] = []
         for name in ("task", "model", "optimizer"):
             self._look(name, getattr(owner, name, None))
         self._look("os.environ", getattr(os.environ, "_data", None))
@@ -101,6 +109,7 @@ class PythonState:
                 self._look(f"torch.nn.{name}", hooks)
         for space in (torch, nn.functional, Tensor):
             self._hold(space.__name__, space)
+        self._settings = DataSettings(self._data_sets, self._seen)
         self._remember()
 
     def change(self, *, within: bool = False) -> str | None:
@@ -132,12 +141,13 @@ class PythonState:
 
     def _changed(self, within: bool) -> Iterator[tuple[str, Any, Any]]:
         """What is another now, with what it was and is."""
+        yield from () if within else self._settings.changed()
         for name, container, before in self._held.values():
             now = self._entries(container)
             for key in {**before, **now}:
                 values = before.get(key, MISSING), now.get(key, MISSING)
                 if not self._same(*values):
-                    yield _entry(name, key), *values
+                    yield entry_name(name, key), *values
         yield from ((name, MISSING, held) for name, held in self._empty if held)
         names = [name for name, _ in (*self._tensors, *self._counted)]
         marks = zip(names, self._tensor_marks, self._tensor_marks_now(), strict=True)
@@ -165,6 +175,7 @@ class PythonState:
         """Keeps what is there now."""
         for key, (name, container, _) in self._held.items():
             self._held[key] = name, container, self._entries(container)
+        self._settings.remember()
         held = [container for _, container, _ in self._held.values()]
         self._dicts = [each for each in held if isinstance(each, dict)]
         self._classes = [vars(each) for each in held if isinstance(each, type | ModuleType)]
@@ -184,6 +195,7 @@ class PythonState:
                 self._lengths_now() == self._lengths
                 and all(map(is_, self._objects_now(), self._objects))
                 and not any(held for _, held in self._empty)
+                and next(self._settings.changed(), None) is None
                 and self._tensor_marks_now() == self._tensor_marks
                 and [mark(value) for _, value in self._marked] == self._marks
                 and _modes() == self._modes
@@ -230,7 +242,7 @@ class PythonState:
             kind: Any = type(value)
             if issubclass(kind, PLAIN) or id(value) in self._seen:
                 continue
-            depth += is_of_library(kind)
+            depth += is_of_library(kind) and not is_namespace(kind)
             if issubclass(kind, dict) and not value:
                 self._seen[id(value)] = value
                 self._empty.append((name, value))
@@ -247,7 +259,7 @@ class PythonState:
         elif issubclass(kind, (*CONTAINERS, tuple, frozenset)):
             entries = self._hold(name, value) if issubclass(kind, CONTAINERS) else _entries(value)
             if len(entries) <= MOST_ENTRIES:
-                yield from ((_entry(name, key), inner) for key, inner in entries.items())
+                yield from ((entry_name(name, key), inner) for key, inner in entries.items())
             yield kind.__name__, getattr(value, "__dict__", None)
         elif kind in GENERATORS or issubclass(kind, Iterator):
             self._moving.append((name, value))
@@ -262,10 +274,22 @@ class PythonState:
             yield from ((name, getattr(value, wrapped, None)) for wrapped in WRAPPED)
         elif issubclass(kind, ContextVar):
             yield from self._hold(name, Attributes(value, {"value": "value"})).items()
-        elif is_buffer(value):
-            self._marked.append((name, value))
+        elif issubclass(kind, SynchronizedBase) or is_buffer(value):
+            yield from self._keep_memory(name, value)
+        elif is_data_set(kind):
+            self._data_sets.append(value)
         elif is_settings(kind):
             yield from self._keep_object(value)
+
+    def _keep_memory(self, name: str, value: Any) -> Found:
+        """Keeps what is changed in place without a trace: an array, a multiprocessing.Value."""
+        if isinstance(value, SynchronizedBase):
+            yield name, value.get_obj()
+            return
+        if getattr(value, "mode", "") != "r":  # a file that nothing writes
+            self._marked.append((name, value))
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:
+            yield from ((name, inner) for inner in value.flat[:MOST_ENTRIES])
 
     def _keep_tensor(self, root: str, name: str, tensor: Tensor) -> Found:
         if self._is_left_out(tensor):
@@ -303,7 +327,9 @@ class PythonState:
 
     def _keep_names(self, space: Any) -> Found:
         name = space.__name__
-        yield from ((_entry(name, key), inner) for key, inner in self._hold(name, space).items())
+        yield from (
+            (entry_name(name, key), inner) for key, inner in self._hold(name, space).items()
+        )
 
     def _keep_function(self, function: FunctionType) -> Found:
         name = function.__qualname__.replace("<locals>.", "")
@@ -317,7 +343,7 @@ class PythonState:
         found = self._hold(name, Attributes(function, CODE))
         for key, cell in cells:
             found |= self._hold(name, Attributes(cell, {key: "cell_contents"}))
-        yield from ((_entry(name, key), inner) for key, inner in found.items())
+        yield from ((entry_name(name, key), inner) for key, inner in found.items())
         yield name, sys.modules.get(function.__module__ or "", function.__globals__)
 
     def _hold(self, name: str, container: Any) -> Entries:
@@ -378,11 +404,6 @@ def _set(container: Any, key: Any, value: Any) -> None:
         container.set(value)
     else:
         delattr(container, key) if value is MISSING else setattr(container, key, value)
-
-
-def _entry(name: str, key: Any) -> str:
-    """The name of an entry. Tensors, an optimizer's keys, would be computed to be written out."""
-    return f"{name}.{key if isinstance(key, str | int) else type(key).__name__}"
 
 
 def _modes() -> Entries:

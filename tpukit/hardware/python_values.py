@@ -5,12 +5,13 @@ import pickle
 import random
 import sys
 import warnings
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from operator import length_hint
 from pathlib import PurePath
-from types import GeneratorType
+from types import GeneratorType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from tpukit.io.code_owner import is_model_code
 
 NO_SETTINGS = (
-    "IPython.", "_io.", "_thread.", "asyncio.", "concurrent.", "ipykernel.", "jax.", "logging.",
+    "IPython.", "_io.", "asyncio.", "concurrent.", "ipykernel.", "jax.", "logging.",
     "multiprocessing.", "threading.", "torch._", "torch.distributed.", "torch.fx.", "torch.utils.",
     "torch_tpu.", "torch_xla.", "tpukit.", "tqdm.", "traitlets.",
 )  # fmt: skip
@@ -32,10 +33,18 @@ PLAIN = (
     torch.dtype, torch.device, torch.layout,
 )  # fmt: skip
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 24
 """Maximum size of an array that is compared as a whole."""
 SAMPLED = 1 << 14
 """Number of entries of a larger one that are compared."""
+
+
+MISSING = object()
+
+
+def entry_name(name: str, key: Any) -> str:
+    """The name of an entry. Tensors, an optimizer's keys, would be computed to be written out."""
+    return f"{name}.{key if isinstance(key, str | int) else type(key).__name__}"
 
 
 # -- whose it is ----------------------------------------------------------------------------------
@@ -56,15 +65,38 @@ def is_of_library(kind: Any) -> bool:
 
 
 @cache
+def is_namespace(kind: Any) -> bool:
+    """Whether a library's objects hold what a user gives them, other namespaces too."""
+    return _is_mapping(kind) or issubclass(kind, (Sequence, Namespace, SimpleNamespace))
+
+
+@cache
+def is_data_set(kind: Any) -> bool:
+    """Whether objects of a class are samples, by number."""
+    if issubclass(kind, (Dataset, DataLoader)):
+        return True
+    is_sized = _defines(kind, "__getitem__") and _defines(kind, "__len__")
+    return is_sized and not _is_mapping(kind) and not issubclass(kind, (Sequence, nn.Module))
+
+
+@cache
 def is_settings(kind: Any) -> bool:
     """Whether a step may read the attributes of such objects: they are no data set."""
     if issubclass(kind, (nn.Module, Optimizer)):
         return True
-    is_sized = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
-    is_data = is_sized and not issubclass(kind, (Mapping, Sequence))
     changes = not of_user(kind.__module__) and f"{kind.__module__}.".startswith(NO_SETTINGS)
-    is_data = is_data or kind.__module__ == "builtins" or issubclass(kind, (Dataset, DataLoader))
-    return not is_data and not changes
+    return not changes and kind.__module__ != "builtins" and not is_data_set(kind)
+
+
+def _is_mapping(kind: Any) -> bool:
+    # ml_collections.ConfigDict is none by its class; a DataFrame has keys too, and is data.
+    is_config = _defines(kind, "keys") and _defines(kind, "__setattr__")
+    return issubclass(kind, Mapping) or (is_config and not _defines(kind, "iloc"))
+
+
+def _defines(kind: Any, name: str) -> bool:
+    """Whether its objects have a method. A class of an Enum has more, of its metaclass."""
+    return any(name in vars(each) for each in kind.__mro__ if each is not object)
 
 
 # -- whether it is the same -----------------------------------------------------------------------
@@ -101,7 +133,13 @@ def mark(value: Any) -> Any:
         return [*map(id, flat)] if objects else _sampled(flat, value.itemsize).tobytes()
     if type(value) in GENERATORS:
         return pickle.dumps(_state(value))
-    return _position(value) if isinstance(value, Iterator) else bytes(value)
+    return _position(value) if isinstance(value, Iterator) else _content(value)
+
+
+def _content(buffer: Any) -> bytes:
+    if memoryview(buffer).nbytes <= MOST_BYTES:
+        return bytes(buffer)
+    return bytes(_sampled(np.frombuffer(buffer, np.uint8), 1))
 
 
 def _sampled(flat: Any, entry_bytes: int) -> Any:
