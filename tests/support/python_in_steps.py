@@ -1,6 +1,8 @@
 """Tasks whose steps depend on Python beside the tensors, for `on_torch_tpu.py` and
 `recorded_steps.py`."""
 
+import sys
+
 import numpy as np
 import torch
 from torch import nn
@@ -117,7 +119,20 @@ class HooksGradient(Plain):
         return model
 
 
-TASKS = (Settings, Rises, Counts, Draws, Keeps, Freezes, ReplacesData, HooksGradient)
+class Imports(Plain):
+    """Its first step imports a module that draws."""
+
+    def build_model(self, ops):
+        sys.modules.pop("draws_when_imported", None)
+        return super().build_model(ops)
+
+    def loss(self, model, batch):
+        import draws_when_imported  # noqa: F401
+
+        return super().loss(model, batch)
+
+
+TASKS = (Settings, Rises, Counts, Draws, Keeps, Freezes, ReplacesData, HooksGradient, Imports)
 
 
 def batch_of(step, rows=8):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 from momentum_task import MoCo
-from python_in_steps import TASKS, Plain, batch_of, trained
+from python_in_steps import TASKS, Imports, Plain, batch_of, trained
 from torch import nn
 
 from tpukit.hardware.options import HardwareOptions
@@ -232,19 +232,6 @@ def refused_first():
         return state_of(learner)
 
     return {**both(backend, run), "later": counts[-1] - counts[-2], "said": said}
-
-
-class Imports(Plain):
-    """Its first step imports a module that draws."""
-
-    def build_model(self, ops):
-        sys.modules.pop("draws_when_imported", None)
-        return super().build_model(ops)
-
-    def loss(self, model, batch):
-        import draws_when_imported  # noqa: F401
-
-        return super().loss(model, batch)
 
 
 def imports():

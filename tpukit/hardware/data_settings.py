@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from tpukit.hardware.python_values import (
     MISSING,
     PLAIN,
     entry_name,
-    is_data_set,
     is_namespace,
     of_user,
     same,
@@ -68,9 +67,8 @@ class DataSettings:
             return
         container = value
         if not issubclass(kind, CONTAINERS):
-            is_looked_into = is_data_set(kind) or is_namespace(kind) or of_user(kind.__module__)
-            name = kind.__name__
-            container = getattr(value, "__dict__", {}) if is_looked_into else {}
+            is_known = issubclass(kind, Dataset) or is_namespace(kind) or of_user(kind.__module__)
+            name, container = kind.__name__, getattr(value, "__dict__", {}) if is_known else {}
             if of_user(kind.__module__):
                 self._hold(name, kind)
         if len(container) <= MOST_SETTINGS:

@@ -127,7 +127,7 @@ def test_what_a_step_reads_in_python_counts_as_on_the_cpu():
     programs = {name: count for name, (_, count) in found.items()}
     assert programs == {
         "Settings": 8, "Rises": 3, "Counts": 0, "Draws": 0, "Keeps": 0, "Freezes": 8,
-        "ReplacesData": 8, "HooksGradient": 8,
+        "ReplacesData": 8, "HooksGradient": 8, "Imports": 8,
     }  # fmt: skip
 
 

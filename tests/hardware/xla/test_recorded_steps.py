@@ -38,7 +38,7 @@ def test_what_a_step_reads_in_python_counts():
     }
     assert {name: told["executed"] for name, told in found["tasks"].items()} == {
         "Settings": 4, "Rises": 0, "Counts": 0, "Draws": 0, "Keeps": 0, "Freezes": 4,
-        "ReplacesData": 6, "HooksGradient": 6, "Reads": 0,
+        "ReplacesData": 6, "HooksGradient": 6, "Imports": 5, "Reads": 0,
     }  # fmt: skip
     # What is found at a step's end costs no compilation: a traced step's program is executed.
     assert {n: t["compiled"] for n, t in found["tasks"].items() if n in ("Counts", "Draws")} == {

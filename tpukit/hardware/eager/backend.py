@@ -1,6 +1,5 @@
 """GPUs, CPUs, and TPUs through torch_tpu: eager PyTorch over torchrun, one rank a device.
 
-On GPUs and CPUs accelerate sets up the process group and chooses the device, nothing else.
 Reduction, accumulation, clipping, scaling and the learning rate are the step's own.
 """
 
@@ -14,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
@@ -425,7 +425,9 @@ def _start(
 
         tpu = start_torch_tpu(world)
         return tpu, tpu.place
-    device = _join_by_accelerate(kind, timeout)
+    device = torch.device("cpu" if kind == "cpu" else "cuda")
+    if world > 1:
+        device = _join(kind, timeout)
     eager = CpuDevice() if kind == "cpu" else CudaDevice(device)
 
     def place(model: nn.Module) -> nn.Module:
@@ -434,25 +436,22 @@ def _start(
     return eager, place
 
 
-def _join_by_accelerate(kind: Kind, timeout: timedelta) -> torch.device:
-    """Joins the other ranks where a launcher started several; returns this rank's device.
+def _join(kind: Kind, timeout: timedelta) -> torch.device:
+    """Joins the other ranks, unless a user's script has; returns this rank's device."""
+    device = torch.device("cpu")
+    if kind == "gpu":
+        from accelerate.utils import check_cuda_p2p_ib_support
 
-    accelerate keeps what it knew before: a process has one state, perhaps of a user's Accelerator.
-    """
-    from accelerate import PartialState, state
-
-    before, takes_xla = dict(PartialState._shared_state), state.is_torch_xla_available
-    # A process that imported it beside torch_xla would be given an XLA device.
-    state.is_torch_xla_available = lambda **_: False
-    PartialState._shared_state.clear()
-    try:
-        joined = PartialState(cpu=kind == "cpu", init_method=init_method(), timeout=timeout)
-        device: torch.device = joined.device
-        return device
-    finally:
-        state.is_torch_xla_available = takes_xla
-        PartialState._shared_state.clear()
-        PartialState._shared_state.update(before)
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        if not check_cuda_p2p_ib_support():
+            # RTX 40 cards, which hang otherwise: as `accelerate launch` does.
+            os.environ.setdefault("NCCL_P2P_DISABLE", "1")
+            os.environ.setdefault("NCCL_IB_DISABLE", "1")
+    if not dist.is_initialized():
+        backend = "gloo" if kind == "cpu" else "nccl"
+        dist.init_process_group(backend, init_method=init_method(), timeout=timeout)
+    return device
 
 
 def _parallelism(

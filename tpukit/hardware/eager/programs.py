@@ -148,9 +148,7 @@ class RecordedPrograms(StepPrograms[StepProgram]):
             changes = known.changes if known else 0
             if changes > MOST_CHANGES:
                 raise NotOneProgramError(f"{change} changes before each call")
-            recording, state = self._repeatable(step, inputs, before)
-            if host_state() != drawn:
-                raise NotOneProgramError("it draws from a random generator of the host")
+            recording, state = self._repeatable(step, inputs, before, drawn)
             if known is None or (change and recording.text != known.recording.text):
                 return self._compiled(recording, step.name, inputs, state, changes)
             if recording.text != known.recording.text:
@@ -168,13 +166,19 @@ class RecordedPrograms(StepPrograms[StepProgram]):
             return None
 
     def _repeatable(
-        self, step: StepCall, inputs: Sequence[Tensor], before: PythonState
+        self, step: StepCall, inputs: Sequence[Tensor], before: PythonState, drawn: bytes
     ) -> tuple[Recording, PythonState]:
-        """A recording that changed nothing on the host, and what is there."""
+        """A recording that changed nothing on the host, and what is there.
+
+        drawn: the host's random generators at the step's start.
+        """
         recording, state = self.recorded(step, inputs), before
-        if before.change(within=True):  # a cache that is filled once, perhaps
-            state = PythonState(step.owner)
+        if before.change(within=True) or host_state() != drawn:
+            # A cache that is filled once, perhaps, or a module that draws when it is imported.
+            drawn, state = host_state(), PythonState(step.owner)
             recording = self.recorded(step, inputs)
+        if host_state() != drawn:
+            raise NotOneProgramError("it draws from a random generator of the host")
         if change := state.change(within=True):
             raise NotOneProgramError(f"it changes {change}, which no program does")
         return recording, state
