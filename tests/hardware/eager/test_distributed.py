@@ -1,6 +1,7 @@
 """Which layers `--shard` gathers one by one, for every task and for the models of the zoo."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -26,6 +27,9 @@ from tpukit.train.task import PlanSettings
 ENTRIES = entries()
 CALLS_FORWARD = {"timm-hrnet"}
 """Models that call `layer.forward(x)`: hooks do not run."""
+STRIDES_OVER_ONE_PIXEL = {"timm-selecsls"}
+"""Models whose images end as one pixel: torch 2.9's convolution of stride 2 over it leaves parts of
+the weight's gradient unwritten in bf16 on the CPU, as MALLOC_PERTURB_=128 shows."""
 NAMES = [
     pytest.param(name, marks=() if entry.quick else pytest.mark.slow)
     for name, entry in ENTRIES.items()
@@ -117,6 +121,8 @@ def test_a_model_of_the_zoo_computes_the_same_in_shards(name, mesh):
             assert_same_step(task, batch, mesh)
         return
     assert_same_step(task, batch, mesh)
+    if name in STRIDES_OVER_ONE_PIXEL:
+        task = Zoo(dataclasses.replace(ENTRIES[name], side=64))
     assert_same_step_in_bf16(task, mesh)
 
 
