@@ -189,8 +189,7 @@ class RecordedPrograms(StepPrograms[StepProgram]):
         for attempt in range(3):
             found = Recorder(self.device)
             try:
-                given = StepCall(step.function, step.batches, inputs[-1].unbind())
-                return self._trace(found, given, taken)
+                return self._trace(found, lambda: step.function(step.batches, *inputs[-1]), taken)
             except Exception as error:
                 reason = str(error)
                 if SHARED_MEMORY in reason:
