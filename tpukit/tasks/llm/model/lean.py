@@ -5,6 +5,7 @@ attention is computed where a token is wanted only. No family is named: what rea
 transformers' modules are the forms at the end of this file, each tested beside the original.
 """
 
+import inspect
 import math
 import sys
 from collections.abc import Callable
@@ -41,10 +42,10 @@ def attention(
     attention_mask: Tensor | None = None,
     *,
     ops: ModelOps,
+    starts: Tensor | None,
+    past: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
-    starts: Tensor | None = None,
-    cache: Any = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -53,7 +54,9 @@ def attention(
     """Causal attention as transformers' models call it: query (rows, heads, length, width) and the
     result (rows, length, heads, width).
 
-    starts: see `LanguageModel.forward`. cache: one with `attend` attends to what it holds.
+    ops, starts, past: what `LanguageModel.forward` gives each layer, by names that transformers
+        has none of: a model that hands one of them on no longer raises TypeError here. A `past`
+        with `attend` attends to what it holds.
     s_aux: (heads,), a score beside the keys' that takes its share of the probability.
     """
     if attention_mask is not None or (dropout and module.training):
@@ -66,8 +69,8 @@ def attention(
     exactly = None
     if softcap or s_aux is not None:
         exactly = partial(exact_attention, softcap or None, s_aux)
-    if hasattr(cache, "attend"):
-        return cache.attend(query, key, value, ops, sliding_window, exactly), None
+    if hasattr(past, "attend"):
+        return past.attend(query, key, value, ops, sliding_window, exactly), None
     length = query.shape[2]
     if sliding_window and sliding_window < length:
         first = (torch.arange(length, device=query.device) - sliding_window + 1).clamp(min=0)
@@ -139,6 +142,8 @@ class LanguageModel(nn.Module):
         # `base_model_prefix` does not name it in every release.
         self._is_own = lm.config._attn_implementation == ATTENTION
         self._base = next(n for n, m in lm.named_children() if isinstance(m, PreTrainedModel))
+        taken = inspect.signature(lm.get_submodule(self._base).forward).parameters
+        self._cache_name = "cache" if "cache" in taken else "past_key_values"  # before 5.24
         if recompute:
             lm._set_gradient_checkpointing(True, partial(recompute_layer, ops))
         take_forms(lm)
@@ -176,12 +181,11 @@ class LanguageModel(nn.Module):
         if positions is None:
             places = torch.arange(tokens.shape[1], device=tokens.device)[None]
             positions = places.expand(len(tokens), -1) if starts is None else places - starts
-        given = {"starts": starts, "cache": cache, "past_key_values": cache, "ops": self.ops}
-        # Attention of transformers' own takes nothing else, and rows of one sample.
-        known = {n: v for n, v in given.items() if v is not None and self._is_own}
-        if self._is_own:
-            known["position_ids"] = positions
-        x = self._hidden(tokens, wanted, known)
+        given: dict[str, Any] = {}
+        if self._is_own:  # transformers' attention takes rows of one sample alone
+            given = {"starts": starts, "past": cache, "ops": self.ops, "position_ids": positions}
+            given |= {} if cache is None else {self._cache_name: cache}
+        x = self._hidden(tokens, wanted, given)
         return self.logits(x) if labels is None else self._losses(x, labels)
 
     def _hidden(self, tokens: Tensor, wanted: Tensor | None, given: dict[str, Any]) -> Tensor:
