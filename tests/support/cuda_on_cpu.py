@@ -109,7 +109,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 @pytest.fixture
 def cuda(gpu: Gpu) -> CudaDevice:
-    """As accelerate names the device of a single process."""
+    """As a single process names its device."""
     return CudaDevice(torch.device("cuda"))
 
 

@@ -260,7 +260,7 @@ def prepare_environment(options: HardwareOptions) -> Kind:
         os.environ["USE_TORCH_XLA"] = "1"
         _prepare_xla(options, hardware)
     else:
-        # accelerate would import torch_xla where it is installed, and then insist on it.
+        # A user's accelerate would import torch_xla where it is installed, and insist on it.
         os.environ["USE_TORCH_XLA"] = "0"
     if kind == "tpu" and installed_stack() == "torch_tpu":
         os.environ[RANKS_VARIABLE] = str(rank_count(options, kind))

@@ -1,6 +1,7 @@
 """What a GPU's device does, on a GPU that is the CPU; `test_gpu.py` runs the same on a real one."""
 
 import weakref
+from datetime import timedelta
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from cuda_on_cpu import GIB, TOTAL
 from torch import nn
 
 from tpukit.errors import HardwareError
+from tpukit.hardware.eager import backend
 from tpukit.hardware.eager.devices import _keep_convolutions_in_fp32
 from tpukit.hardware.memory import Memory
 from tpukit.hardware.options import HardwareOptions
@@ -61,3 +63,19 @@ def test_no_model_outlives_its_last_use():
     del model
     assert kept() is None
     backend.close()
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "index"), [(4, "3", 3), (1, "3", 0), (2, "1", 1), (2, "0", 0)]
+)
+def test_a_rank_takes_its_gpu_of_those_that_it_sees(monkeypatch, visible, local_rank, index):
+    """All of a host's, or, as SLURM binds them, its own alone."""
+    chosen, joined = [], []
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(
+        torch.distributed, "init_process_group", lambda backend, **how: joined.append(backend)
+    )
+    device = backend._join("gpu", timedelta(seconds=1))
+    assert [device] == chosen == [torch.device("cuda", index)] and joined == ["nccl"]

@@ -442,10 +442,12 @@ def _join(kind: Kind, timeout: timedelta) -> torch.device:
     if kind == "gpu":
         from accelerate.utils import check_cuda_p2p_ib_support
 
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        # A launcher may show each rank its own GPU alone.
+        number = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+        device = torch.device("cuda", number)
         torch.cuda.set_device(device)
         if not check_cuda_p2p_ib_support():
-            # RTX 40 cards, which hang otherwise: as `accelerate launch` does.
+            # RTX 40 cards with older drivers, which hang otherwise: as `accelerate launch` does.
             os.environ.setdefault("NCCL_P2P_DISABLE", "1")
             os.environ.setdefault("NCCL_IB_DISABLE", "1")
     if not dist.is_initialized():

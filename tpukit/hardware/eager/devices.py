@@ -129,7 +129,7 @@ class CudaDevice(EagerDevice):
     """One NVIDIA GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        # accelerate names no index for a single process, and some of torch.cuda needs one.
+        # A single process may leave the index out, and some of torch.cuda needs one.
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = device = torch.device("cuda", index)
         self.capability = torch.cuda.get_device_capability(device)

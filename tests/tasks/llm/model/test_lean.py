@@ -166,6 +166,20 @@ def test_weights_in_bf16_attend_in_bf16():  # type: ignore[no-untyped-def]
     assert lm.config._attn_implementation == ATTENTION
 
 
+@pytest.mark.parametrize("name", ["past", "starts", "ops"])
+def test_an_argument_that_a_layer_keeps_to_itself_is_an_error(name):  # type: ignore[no-untyped-def]
+    """As layers of transformers 5.24 keep `cache`: attention without it would be another."""
+    lm = load_lm(Shape({"model_type": "llama", **SIZE}, LENGTH), torch.float32)
+    model = LanguageModel(lm, TorchOps())
+    layer = lm.model.layers[1].self_attn
+    handed_on = layer.forward
+    layer.forward = lambda *given, **named: handed_on(
+        *given, **{key: value for key, value in named.items() if key != name}
+    )
+    with pytest.raises(TypeError, match=name):
+        model(torch.randint(8, VOCABULARY, (1, LENGTH)))
+
+
 def test_dropout_is_that_of_embeddings_and_branches():  # type: ignore[no-untyped-def]
     config = transformers.AutoConfig.for_model("gpt2")
     set_dropout(config, 0.25)

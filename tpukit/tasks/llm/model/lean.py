@@ -54,9 +54,9 @@ def attention(
     """Causal attention as transformers' models call it: query (rows, heads, length, width) and the
     result (rows, length, heads, width).
 
-    ops, starts, past: what `LanguageModel.forward` gives each layer, by names that transformers
-        has none of: a model that hands one of them on no longer raises TypeError here. A `past`
-        with `attend` attends to what it holds.
+    ops, starts, past: what `LanguageModel.forward` gives each layer, by names that no layer of
+        transformers has; none has a default, so that one that a layer keeps to itself raises
+        TypeError. A `past` with `attend` attends to what it holds.
     s_aux: (heads,), a score beside the keys' that takes its share of the probability.
     """
     if attention_mask is not None or (dropout and module.training):
