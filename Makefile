@@ -2,10 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Without make's own variables, with bytecode kept; a second try for each test that fails, and why
-# the first one did.
-PYTEST := env -u MAKEFLAGS -u MAKELEVEL -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --reruns 1 \
-  --rerun-show-tracebacks -r aR
+# Without make's own variables, with bytecode kept; a second try for each test that fails.
+PYTEST := env -u MAKEFLAGS -u MAKELEVEL -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest --reruns 1 -r aR
 # Of the slow tests: part K/N of all, and the time (seconds since 1970) from which none begins.
 PART ?= 0/1
 UNTIL ?= 0

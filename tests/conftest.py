@@ -25,6 +25,8 @@ os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # as the command li
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
 
+MOST_SHOWN = 6000
+"""Characters of what a test printed."""
 LEFT_OUT = "left out: no time"
 GRACE_SECONDS = 1200
 """What tests that have begun may still take after the time that `--until` gives."""
@@ -93,9 +95,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Names, at the very end, the tests that were left out or passed on their second try alone."""
+    """Names, at the very end, the tests that were left out or passed on their second try alone, and
+    shows why their first one failed."""
     yield
     skipped = terminalreporter.getreports("skipped")
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.section(f"first try of {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
+        for title, text in report.sections:
+            terminalreporter.write_line(f"{title}:\n{text[-MOST_SHOWN:]}")
     tried, passed = (
         {report.nodeid for report in terminalreporter.getreports(outcome)}
         for outcome in ("rerun", "passed")
