@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from PIL import Image
 from runs import failure, result, tpukit
 from safetensors.torch import load_file
+from sklearn.metrics import cohen_kappa_score
 from timm.data import create_transform, resolve_data_config
 from timm.loss import AsymmetricLossMultiLabel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tpukit.registry.declared import find_source
 from tpukit.train.features import TableFeatures
@@ -131,6 +133,39 @@ def by_hand(run, folder, ids, outputs, file=None):
         return model(images), weights
 
 
+def appeal_by_hand(run, checkpoint, folder, ids):
+    """The numbers for images by id, whose columns of the table stand beside timm's features."""
+    pooled, weights = by_hand(run, folder, ids, 1, checkpoint / "model.safetensors")
+    with (folder / "test.csv").open() as file:
+        table = {row["Id"]: row for row in csv.DictReader(file)}
+    kept = json.loads((checkpoint / "features.json").read_text())
+    beside = []
+    for given in map(table.get, ids):
+        numbers = [(float(given[n]) - m) / s for n, (m, s) in kept["numbers"].items()]
+        place = 1 + kept["categories"]["Kind"].index(given["Kind"])
+        beside.append([*numbers, *weights["embeddings.0.weight"][place].tolist()])
+    whole = torch.cat([pooled, torch.tensor(beside)], 1)
+    scores = whole @ weights["head.weight"].T + weights["head.bias"]
+    return in_unit(scores[:, 0], checkpoint)
+
+
+def in_unit(scores, checkpoint):
+    """Standardised numbers in the unit of the table."""
+    target = json.loads((checkpoint / "target.json").read_text())
+    return scores * target["spread"][0] + target["mean"][0]
+
+
+def essays_by_hand(fold, checkpoint, texts):
+    """The scores of one fold, by transformers from what it exports."""
+    export = fold / "export"
+    result(tpukit("test", "--run", fold, "--export", export, "--json"))
+    tokenizer = AutoTokenizer.from_pretrained(export)
+    model = AutoModelForSequenceClassification.from_pretrained(export).eval()
+    with torch.no_grad():
+        found = [model(**tokenizer(text, return_tensors="pt")).logits.squeeze() for text in texts]
+    return in_unit(torch.stack(found), checkpoint)
+
+
 def test_several_labels_are_submitted_as_timm_predicts_them(competitions, tmp_path):
     folder, run = competitions / "findings", tmp_path / "run"
     done = train(folder, run, "--set", "loss=asymmetric", "--set", "class_weights=balanced",
@@ -150,21 +185,8 @@ def test_a_number_is_learned_beside_columns_of_the_table(competitions, tmp_path)
     done = train(folder, run, "--set", "features=all", "--metric", "rmse")
     assert "Learning a number in the column Pawpularity (named in" in done.stderr
     rows = submission(folder, run)
-    pooled, weights = by_hand(run, folder, [row["Id"] for row in rows], 1)
-    with (folder / "test.csv").open() as file:
-        table = {row["Id"]: row for row in csv.DictReader(file)}
     checkpoint = next((run / "checkpoints").glob("step-*"))
-    kept = json.loads((checkpoint / "features.json").read_text())
-    target = json.loads((checkpoint / "target.json").read_text())
-    beside = []
-    for row in rows:
-        given = table[row["Id"]]
-        numbers = [(float(given[n]) - m) / s for n, (m, s) in kept["numbers"].items()]
-        place = 1 + kept["categories"]["Kind"].index(given["Kind"])
-        beside.append([*numbers, *weights["embeddings.0.weight"][place].tolist()])
-    whole = torch.cat([pooled, torch.tensor(beside)], 1)
-    scores = whole @ weights["head.weight"].T + weights["head.bias"]
-    wanted = scores[:, 0] * target["spread"][0] + target["mean"][0]
+    wanted = appeal_by_hand(run, checkpoint, folder, [row["Id"] for row in rows])
     np.testing.assert_allclose([float(row["Pawpularity"]) for row in rows], wanted, atol=1e-3)
     wrong = ("--set", "features=Eyes,Pawpularity", "--results-dir", tmp_path / "b")
     told = failure(tpukit("train", "--task", "images", "--data-path", folder, *SMALL, *wrong))
@@ -180,7 +202,8 @@ def test_a_number_is_learned_beside_columns_of_the_table(competitions, tmp_path)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_competitions_take_two_commands(tmp_path):
-    """Each from the attached folder; of images the submission is the mean of timm's predictions."""
+    """Each from the attached folder; the submission is the mean of what timm or transformers
+    predicts with the weights of the folds."""
     sys.path.insert(0, str(ROOT / "scripts"))
     try:
         from play_competitions import COMPETITIONS, write_competitions
@@ -199,16 +222,37 @@ def test_the_competitions_take_two_commands(tmp_path):
             header, *rows = csv.reader(file)
         sample = [*csv.reader((folder / "sample_submission.csv").open())]
         assert header == sample[0] and [row[0] for row in rows] == [row[0] for row in sample[1:]]
-        if competition.name not in ("species", "findings"):
+        ids, found = [row[0] for row in rows], [row[1:] for row in rows]
+        if competition.name == "replies":
             continue
-        ids, parts = [row[0] for row in rows], []
+        parts = []
         for fold in sorted(run.glob("fold-*")):
             best = fold / "checkpoints" / (fold / "checkpoints" / "best").read_text().strip()
-            parts.append(by_hand(fold, folder, ids, 3, best / "model.safetensors")[0])
-        if competition.name == "findings":
-            mean = torch.stack([part.sigmoid() for part in parts]).mean(0)
-            np.testing.assert_allclose([[*map(float, row[1:])] for row in rows], mean, atol=1e-5)
-        else:
-            mean = torch.stack([part.softmax(1) for part in parts]).mean(0)
+            if competition.name == "appeal":
+                parts.append(appeal_by_hand(fold, best, folder, ids))
+            elif competition.name == "essays":
+                with (folder / "test.csv").open() as file:
+                    texts = {row["essay_id"]: row["full_text"] for row in csv.DictReader(file)}
+                parts.append(essays_by_hand(fold, best, [texts[name] for name in ids]))
+            else:
+                scores = by_hand(fold, folder, ids, 3, best / "model.safetensors")[0]
+                is_class = competition.name == "species"
+                parts.append(scores.softmax(1) if is_class else scores.sigmoid())
+        mean = torch.stack(parts).mean(0)
+        if competition.name == "species":
             names = ("circle", "cross", "star")
-            assert [row[1] for row in rows] == [names[i] for i in mean.argmax(1)]
+            assert found == [[names[i]] for i in mean.argmax(1)]
+        elif competition.name == "essays":
+            kept = json.loads((run / "folds.json").read_text())
+            cuts = torch.tensor(kept["cuts"])
+            assert found == [[str(1 + int((cuts <= score).sum()))] for score in mean]
+            with (run / "out_of_fold.csv").open() as file:
+                held_out = [*csv.DictReader(file)]
+            truth = [int(float(row["score"])) for row in held_out]
+            cut = [1 + sum(c <= float(row["predicted_score"]) for c in kept["cuts"])
+                   for row in held_out]  # fmt: skip
+            kappa = cohen_kappa_score(truth, cut, weights="quadratic")
+            assert kept["with_cuts"] == pytest.approx(kappa) and len(truth) == 32
+        else:
+            columns = mean.reshape(len(ids), -1)
+            np.testing.assert_allclose([[*map(float, row)] for row in found], columns, 2e-5, 1e-5)
