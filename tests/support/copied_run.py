@@ -1,16 +1,20 @@
 """A run's newest state, loaded by these ranks and saved again: python copied_run.py RUN OUT [N].
 
-N: with `--shard`, of that number of ranks; else in one process. RANK in OUT is the rank.
+N: with `--shard`, of that number of ranks; else in one process. RANK in OUT is the rank. The first
+rank is late to empty the folder, in which no other may have begun.
 """
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from tiny_task import Container
 
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
+from tpukit.io.files import partial_of, replacing_folder
+from tpukit.train import checkpoint_writer
 from tpukit.train.checkpoint_writer import BackgroundWriter
 from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest, plan_run
@@ -18,6 +22,14 @@ from tpukit.train.resume import find_checkpoint
 from tpukit.train.run_folder import RunFolder
 from tpukit.train.run_state import load_run_state
 
+
+def late(folder):
+    time.sleep(0.3)
+    assert not partial_of(folder).exists(), "another rank writes into a folder that is emptied"
+    return replacing_folder(folder)
+
+
+checkpoint_writer.replacing_folder = late
 run, out, *ranks = sys.argv[1:]
 devices = int(ranks[0]) if ranks else None
 backend = open_backend(HardwareOptions(hw="cpu", devices=devices, shard=bool(ranks)))

@@ -79,7 +79,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     partial = partial_of(path)
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True, exist_ok=True)  # ranks that write shards make it too
+        partial.mkdir(parents=True)
         yield partial
         sync_folder(partial)
         partial.rename(path)

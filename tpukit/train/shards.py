@@ -79,7 +79,11 @@ class _Writer(FileSystemWriter):
     def storage_meta(self) -> metadata.StorageMeta:
         return metadata.StorageMeta()  # the same bytes from each run
 
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan  # DCP's makes the folder, which the first rank may be about to empty
+
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        self.folder.mkdir(parents=True, exist_ok=True)  # of another host
         written = super().write_data(plan, planner).value()
         for name in sorted({each.storage_data.relative_path for each in written}):
             digest = sha256_of(self.folder / name)
