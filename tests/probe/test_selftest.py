@@ -111,7 +111,7 @@ def test_virtual_devices_pass_every_part_that_they_have(tmp_path):
     names = [part.id for part in PARTS]
     checks = emulated(*names, TPUKIT_CACHE_DIR=str(tmp_path), **{EMULATED_KERNELS: "1"})
     expected = {**dict.fromkeys(names, "pass"), "prediction": "skip", "largest-batch": "skip"}
-    assert statuses(checks) == expected
+    assert statuses(checks) == expected, checks
 
 
 @pytest.mark.slow

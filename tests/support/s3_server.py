@@ -47,10 +47,12 @@ class Faults:
             return self.how
 
 
-def kill(port: int) -> None:
-    """Kills the process that a request came from, by the port of its connection."""
-    found = psutil.net_connections("tcp")
-    [process] = {c.pid for c in found if c.laddr.port == port and c.pid not in (None, os.getpid())}
+def kill(environ: dict[str, Any]) -> None:
+    """Kills the process that a request came from, by the ports of its connection: another process
+    may have the first one, to another server."""
+    ends = int(environ["REMOTE_PORT"]), int(environ["SERVER_PORT"])
+    found = [c for c in psutil.net_connections("tcp") if c.raddr]
+    [process] = {c.pid for c in found if (c.laddr.port, c.raddr.port) == ends and c.pid}
     os.kill(process, signal.SIGKILL)
     psutil.wait_procs([psutil.Process(process)], timeout=0.1)
 
@@ -62,7 +64,7 @@ def faulty(app: Answer, faults: Faults) -> Answer:
         request = f"{environ['REQUEST_METHOD']} {environ.get('PATH_INFO', '')}"
         how = faults.next(request)
         if how == "kill-before":
-            kill(int(environ["REMOTE_PORT"]))
+            kill(environ)
             return refused(start)
         if how == "fail":
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
@@ -79,11 +81,11 @@ def faulty(app: Answer, faults: Faults) -> Answer:
         if how == "kill-within":
             # The body was sent by half: nothing of it is taken.
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0) // 2)
-            kill(int(environ["REMOTE_PORT"]))
+            kill(environ)
             return refused(start)
         done = app(environ, start)
         if how == "kill-after":
-            kill(int(environ["REMOTE_PORT"]))
+            kill(environ)
         if how == "lost":  # it was carried out, and nobody hears of it
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         return done
