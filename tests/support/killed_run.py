@@ -4,7 +4,8 @@ python killed_run.py PLAN.json: a list of {"argv": [...], "ranks": N, "at": "EVE
 null}. A session is one process, or N ranks as torchrun starts them: when one fails the others are
 ended. Prints the wait statuses as JSON: that of the killed process, else the first that is not 0.
 
-With "at" a process sends itself SIGKILL at the COUNT-th EVENT. `kill-before`, `kill-within`,
+With "at" a process sends itself SIGKILL at the COUNT-th EVENT. `moment:COUNT`, of 1,000, is within
+its first four steps, however fast they are. `kill-before`, `kill-within`,
 `kill-after` and the same of `fail`, which raises an OSError instead, are faults at a file operation
 of the checkpoint of a step (`kill-before@6:3`); a time limit is over at once then. `keep` ends
 nothing: COUNT checkpoints are kept.
@@ -17,6 +18,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,6 +72,9 @@ def arm(at: str) -> None:
     if countdown.event.startswith(("kill-", "fail-")):
         FileFaults(countdown, checkpoint).place()
         return
+    if countdown.event == "moment":
+        die_at_moment(learner.Learner, countdown.left)
+        return
     countdown.wrap(os, "fsync", "fsync")
     countdown.wrap(os, "rename", "rename")
     countdown.wrap(os, "rename", "renamed", after=True)
@@ -89,6 +94,28 @@ def arm(at: str) -> None:
             return original(*args, **kwargs)
 
         learner.Learner.train_step = timed
+
+
+MOST_STEPS, OF_STEP = 4, 250
+"""Steps that a session makes before it is killed, and moments of each and of what follows it."""
+FIRST_SECONDS = 0.2
+"""Those of the first one: no step before it says how long it takes."""
+
+
+def die_at_moment(learner: Any, moment: int) -> None:
+    step, part = divmod(moment, OF_STEP)
+    original, starts = learner.train_step, []
+
+    def timed(*args, **kwargs):
+        starts.append(time.monotonic())
+        if len(starts) == step + 1:
+            took = starts[-1] - starts[-2] if step else FIRST_SECONDS
+            threading.Timer(took * part / OF_STEP, die).start()
+        if len(starts) > MOST_STEPS:
+            die()
+        return original(*args, **kwargs)
+
+    learner.train_step = timed
 
 
 class FileFaults:
