@@ -132,6 +132,7 @@ def killed_sessions(
     ]))  # fmt: skip
     done = script("killed_run.py", plan, env=env, timeout=800)
     print(done.stderr[-6000:], file=sys.stderr)  # pytest shows it where the statuses are wrong
+    assert "raised RuntimeError" not in done.stderr, "a lost rank is taken for the task's mistake"
     return last_json(done)
 
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
+from tpukit.hardware.launch.failures import is_lost_connection
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.io.files import write_file
 from tpukit.io.json_lines import NewLines, json_rows
@@ -186,12 +187,13 @@ def _set_ticks(axes: Any, losses: list[float]) -> None:
 def task_failures_kept(folder: RunFolder, rank: int) -> Iterator[None]:
     """Turns what a user's code raises into a TaskFailedError, its traceback in this rank's log.
 
-    Running out of memory stays what it is.
+    Running out of memory and the end of another rank stay what they are.
     """
     try:
         yield
     except Exception as error:
-        failure = None if is_out_of_memory(error, limited=True) else task_failure(error)
+        is_hardwares = is_out_of_memory(error, limited=True) or is_lost_connection(error)
+        failure = None if is_hardwares else task_failure(error)
         if failure is None:
             raise
         if folder.config.exists():

@@ -23,6 +23,14 @@ LOST = re.compile(
 """How a collective ends on a rank whose peer has ended."""
 
 
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether a collective ended as another rank had: in whoever's code it was called."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return False
+    return isinstance(error, RuntimeError) and bool(LOST.search(f"{type(error).__name__}: {error}"))
+
+
 @contextmanager
 def failures_named() -> Iterator[None]:
     """Leaves the error of this rank for the others, which raise it in place of a lost connection.
@@ -46,7 +54,7 @@ def failures_named() -> Iterator[None]:
         raise
     except Exception as error:
         text = " ".join(str(error).split())
-        if isinstance(error, RuntimeError) and LOST.search(f"{type(error).__name__}: {text}"):
+        if is_lost_connection(error):
             words = _first_words(store)
             raise _lost(words, text, [] if words else heartbeat.silent_nodes()) from error
         _leave(store, rank, f"{type(error).__name__}: {text}")
