@@ -4,12 +4,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 LEAST_VALUES = 2**16
@@ -19,6 +21,8 @@ DRAWING = {
     "exponential_", "log_normal_", "cauchy_", "geometric_",
 }  # fmt: skip
 """Operators that draw as many numbers whatever the values of their tensors are."""
+AT_ONCE = "_no_grad_trunc_normal_"
+"""Function of `nn.init` that is kept as one call: it draws until all values lie between bounds."""
 OVERWRITING = DRAWING | {"copy_", "zero_", "fill_"}
 """Operators whose result does not depend on what their first tensor held."""
 
@@ -92,7 +96,8 @@ class Deferred(TorchDispatchMode):
         """Tensors that calls read, and the number of writes to each by then."""
 
     def holds(self, tensor: Tensor) -> bool:
-        return tensor.is_meta and tensor.untyped_storage()._cdata in self._storages
+        is_meta = tensor.device.type == "meta"  # `AsMade` answers `tensor.is_meta`
+        return is_meta and tensor.untyped_storage()._cdata in self._storages
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -143,6 +148,21 @@ class Deferred(TorchDispatchMode):
             self._writers[storage].append(len(self._calls))
         self._calls.append(call)
         return results
+
+    def fill(
+        self, function: Callable[..., Tensor], tensor: Tensor, *args: Any, **named: Any
+    ) -> Tensor:
+        """Keeps a call that draws the whole of a tensor's values."""
+        ref = Ref.of(tensor)
+        state = (named.get("generator") or torch.default_generator).get_state()
+        whole = ref.storage if self._is_whole(ref) else None
+        touched = frozenset({ref.storage})
+        call = _Call(function, (ref, *args), named, state, [ref], touched, touched, whole)
+        with _disable_current_modes():
+            _run(call, self._unfilled)
+        self._writers[ref.storage].append(len(self._calls))
+        self._calls.append(call)
+        return tensor
 
     def _unfilled(self, ref: Ref) -> Tensor:
         # One for all: new ones would leave holes between what is kept.
@@ -209,6 +229,25 @@ class Deferred(TorchDispatchMode):
         return found
 
 
+class AsMade(TorchFunctionMode):
+    """Answers for tensors that are made later what those that are made at once answer: functions of
+    `nn.init` leave one out that is on the meta device."""
+
+    def __init__(self, mode: Deferred) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func == IS_META and self.mode.holds(args[0]):
+            return False
+        return func(*args, **(kwargs or {}))
+
+
+IS_META = Tensor.is_meta.__get__  # type: ignore[attr-defined]
+
+
 def _run(call: _Call, real: Callable[[Ref], Tensor]) -> list[Tensor]:
     if call.state is not None:
         call.generator.set_state(call.state)
@@ -232,8 +271,16 @@ def deferred(make: Callable[[], nn.Module]) -> tuple[nn.Module, Deferred | None]
     def refuse(_: threading.Thread) -> None:
         raise CannotDeferError("another thread's calls are not seen")
 
+    draw = getattr(nn.init, AT_ONCE)
+
+    def fill(tensor: Tensor, *args: Any, **named: Any) -> Tensor:
+        return (partial(mode.fill, draw) if mode.holds(tensor) else draw)(tensor, *args, **named)
+
     try:
-        with mode, mock.patch.object(threading.Thread, "start", refuse):
+        with (
+            mode, AsMade(mode), mock.patch.object(nn.init, AT_ONCE, fill),
+            mock.patch.object(threading.Thread, "start", refuse),
+        ):  # fmt: skip
             model = make()
         tensors = [*model.parameters(), *model.buffers()]
         attributes = tree_leaves([_attributes(module) for module in model.modules()])
