@@ -34,10 +34,14 @@ def main() -> int:
         torchrun(sys.argv[1:])
     except ChildFailedError as failed:
         # The launcher names the signals.
-        for rank, failure in failed.failures.items():
-            if failure.exitcode < 0:
+        codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
+        if set(codes.values()) != {-signal.SIGTERM}:
+            # torchrun's own, to those that were left when the first failed: newer ones list them.
+            codes = {rank: code for rank, code in codes.items() if code != -signal.SIGTERM}
+        for rank, code in codes.items():
+            if code < 0:
                 file = Path(os.environ[STATUS_VARIABLE]) / f"killed-{rank}"
-                file.write_text(signal.Signals(-failure.exitcode).name)
+                file.write_text(signal.Signals(-code).name)
         return 1
     except SignalException as stop:
         return 128 + int(stop.sigval)
