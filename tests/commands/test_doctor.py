@@ -53,6 +53,7 @@ def test_a_variable_that_bites_and_strict():
     assert not answer("--quick", "--strict", env=env, code=1)["ok"]
 
 
+@pytest.mark.xla
 def test_report_shows_no_secret(tmp_path):
     env = {
         "HF_TOKEN": "hf_secretsecretsecret", "WANDB_API_KEY": "k1234567890", "HOME": str(tmp_path),
@@ -67,6 +68,7 @@ def test_report_shows_no_secret(tmp_path):
         assert secret not in done.stdout
 
 
+@pytest.mark.xla
 def test_every_check_runs_though_one_fails():
     env = {"PJRT_DEVICE": "TPU"}
     found = answer("--quick", env=env, code=1)
