@@ -29,9 +29,9 @@ class Large(Task):
         return {"loss": model(batch["x"][:, :4]).square().mean(1)}
 """
 FILLED_MEANWHILE = """
-mount -t tmpfs -o size=8m tmpfs /dev/shm
+mount -t tmpfs -o size=32m tmpfs /dev/shm
 "$@" & RUN=$!
-until grep -q "step 3" run/log.txt 2>/dev/null; do sleep 0.2; done
+until grep -q "step 3" run/log.txt 2>/dev/null; do kill -0 $RUN || exit; sleep 0.2; done
 dd if=/dev/zero of=/dev/shm/fill bs=1k 2>/dev/null
 wait $RUN
 """
