@@ -294,11 +294,13 @@ def test_a_named_optimizer_is_part_of_the_arithmetic(train):
 
 
 def test_a_checkpoint_of_earlier_versions_is_read(train, monkeypatch):
-    """It names no optimizer: neither in its identity nor beside the state."""
+    """It names no optimizer, neither in its identity nor beside the state, and one setting less."""
     from tpukit.train import run_state
 
     def as_before(identity, optimizer, **rest):
-        known = {n: v for n, v in identity.items() if n not in ("optimizer", "momentum")}
+        known = {
+            n: v for n, v in identity.items() if n not in ("optimizer", "momentum", "clip_norm")
+        }
         return PlainState(optimizer={}, identity=known, **rest)
 
     with monkeypatch.context() as patch:

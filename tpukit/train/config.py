@@ -49,7 +49,8 @@ class TaskSettings:
     """Settings of a run that a task may have defaults of its own for.
 
     decides: the setting decides the arithmetic; a resumed run must have the same. earlier: its
-    value in runs from before it existed, which do not record it. panel: where `--help` shows it.
+    value in runs from before it existed, where that is not the default. panel: where `--help` shows
+    it.
     """
 
     global_batch_size: int = setting(64, BATCH, decides=True, panel=BATCH_AND_RATE)
@@ -79,12 +80,12 @@ class TaskSettings:
     """The last step's learning rate as a fraction of the peak (linear and cosine schedules)."""
     clip_norm: float | None = setting(1.0, Range(0, 1e9, whole=False), decides=True)
     """Largest gradient norm over all parameters; 0 switches clipping off."""
-    optimizer: OptimizerName = setting("adamw", decides=True, earlier="adamw")
+    optimizer: OptimizerName = setting("adamw", decides=True)
     """Optimizer, where the task builds none: adamw, adam, sgd, rmsprop, adafactor, lion, or
     of bitsandbytes adamw_8bit, paged_adamw or paged_adamw_8bit (a GPU's)."""
     weight_decay: float = setting(0.0, FROM_ZERO, decides=True)
     """Weight decay, on matrices only; decoupled in AdamW, Adafactor and Lion."""
-    momentum: float = setting(0.9, DECAY, decides=True, earlier=0.9)
+    momentum: float = setting(0.9, DECAY, decides=True)
     """Momentum of SGD and RMSprop."""
     ema_decay: float | None = setting(None, DECAY, decides=True)
     """Decay of the EMA weights that are validated and tested (default: the task's, or no EMA)."""
@@ -171,7 +172,7 @@ _DECIDING = [entry for entry in fields(TrainConfig) if entry.metadata.get("decid
 ARITHMETIC = tuple(entry.name for entry in _DECIDING)
 """Settings that a resumed run must share with the run that it resumes."""
 EARLIER_VALUES: Mapping[str, Any] = {
-    entry.name: entry.metadata["earlier"] for entry in _DECIDING if "earlier" in entry.metadata
+    entry.name: entry.metadata.get("earlier", entry.default) for entry in _DECIDING
 }
 """Values of those settings in runs that do not record them."""
 
