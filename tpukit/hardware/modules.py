@@ -92,6 +92,12 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
+def is_made_later(tensor: Tensor) -> bool:
+    """Whether it has no values yet: `is_meta` does not say so while its model is made."""
+    with torch._C.DisableTorchFunction():  # type: ignore[no-untyped-call]
+        return tensor.is_meta
+
+
 def local(tensor: Tensor) -> Tensor:
     """The shard of a tensor that this rank holds, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

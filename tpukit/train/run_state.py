@@ -8,7 +8,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from tpukit.hardware.backend import Backend
-from tpukit.hardware.modules import local
+from tpukit.hardware.modules import is_made_later, local
 from tpukit.train.checkpoint import Checkpoint, PlainState, StateDict
 from tpukit.train.config import TrainConfig
 from tpukit.train.finite import is_finite
@@ -129,7 +129,7 @@ class _Start:
         plan = self.plan
         seed_everything(plan.config.global_seed)
         model = initial_model(plan.task, self.backend, plan.config, self.checkpoint, plan.datasets)
-        self.is_unfilled = any(parameter.is_meta for parameter in model.parameters())
+        self.is_unfilled = any(map(is_made_later, model.parameters()))
         if not self.is_unfilled:
             self.finish(model)
         return model

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from tpukit.errors import CheckpointError
 from tpukit.hardware.backend import Backend, ModelOps
+from tpukit.hardware.modules import is_made_later
 from tpukit.io.files import replacing, require_regular, write_file, writing_errors
 from tpukit.io.toml import has_form
 from tpukit.train.checkpoint import EXTRA_FILE, Checkpoint
@@ -126,8 +127,8 @@ def initial_model(
 ) -> nn.Module:
     """The model on the CPU with a checkpoint's weights, another run's or the task's own.
 
-    data: None where only shapes matter (a memory trial). Tensors that are made later (`is_meta`)
-    are not given a checkpoint's.
+    data: None where only shapes matter (a memory trial). Tensors that are made later are not
+    given a checkpoint's.
 
     Raises CheckpointError naming what does not fit.
     """
@@ -135,7 +136,7 @@ def initial_model(
     if data is not None:
         require_savable(task, model)
     if checkpoint is not None:
-        if not any(parameter.is_meta for parameter in model.parameters()):
+        if not any(map(is_made_later, model.parameters())):
             load_weights(model, checkpoint.weights(), str(checkpoint.path))
     elif data is not None and (source := config.init_from) is not None:
         hint = (
@@ -223,7 +224,7 @@ def tensor_names(file: Path) -> list[str]:
 
 def are_made_later() -> bool:
     """Whether large tensors have no values yet: of a model that no host holds."""
-    return torch.empty(2**20).is_meta
+    return is_made_later(torch.empty(2**20))
 
 
 # -- for code that knows nothing of tpukit -------------------------------------------------------

@@ -14,6 +14,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from tpukit.hardware.modules import is_made_later
+
 LEAST_VALUES = 2**16
 """Number of values from which on a tensor is made later."""
 DRAWING = {
@@ -96,8 +98,7 @@ class Deferred(TorchDispatchMode):
         """Tensors that calls read, and the number of writes to each by then."""
 
     def holds(self, tensor: Tensor) -> bool:
-        is_meta = tensor.device.type == "meta"  # `AsMade` answers `tensor.is_meta`
-        return is_meta and tensor.untyped_storage()._cdata in self._storages
+        return is_made_later(tensor) and tensor.untyped_storage()._cdata in self._storages
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -240,12 +241,17 @@ class AsMade(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func == IS_META and self.mode.holds(args[0]):
-            return False
+        answer = next((found for asked, found in AS_MADE if func == asked), None)
+        if answer is not None and self.mode.holds(args[0]):
+            return answer
         return func(*args, **(kwargs or {}))
 
 
-IS_META = Tensor.is_meta.__get__  # type: ignore[attr-defined]
+AS_MADE: list[tuple[Any, Any]] = [
+    (Tensor.is_meta.__get__, False),  # type: ignore[attr-defined]
+    (Tensor.is_cpu.__get__, True),  # type: ignore[attr-defined]
+    (Tensor.device.__get__, torch.device("cpu")),
+]
 
 
 def _run(call: _Call, real: Callable[[Ref], Tensor]) -> list[Tensor]:
