@@ -277,12 +277,11 @@ def deferred(make: Callable[[], nn.Module]) -> tuple[nn.Module, Deferred | None]
     def refuse(_: threading.Thread) -> None:
         raise CannotDeferError("another thread's calls are not seen")
 
-    draw = getattr(nn.init, AT_ONCE)
-
     def fill(tensor: Tensor, *args: Any, **named: Any) -> Tensor:
         return (partial(mode.fill, draw) if mode.holds(tensor) else draw)(tensor, *args, **named)
 
     try:
+        draw = getattr(nn.init, AT_ONCE)  # all are made at once where a torch has none
         with (
             mode, AsMade(mode), mock.patch.object(nn.init, AT_ONCE, fill),
             mock.patch.object(threading.Thread, "start", refuse),
