@@ -55,9 +55,8 @@ python() { "$venv/bin/python" "$@"; }
 run_tests() { # PART ARGUMENT ...
   local part=$1
   shift
-  # ruff, mypy and import-linter are no part of an image: tests/test_style.py stays out.
   python -m pytest -q -n "${TPUKIT_TRY_PROCESSES:-2}" --junitxml "$results/$part.xml" \
-    --ignore tests/test_style.py "$@" ${PYTEST_ARGUMENTS:-} >"$results/$part.log" 2>&1 || true
+    "$@" ${PYTEST_ARGUMENTS:-} >"$results/$part.log" 2>&1 || true
 }
 probe() { # NAME ARGUMENT ...
   local name=$1

@@ -38,6 +38,7 @@ class Net(nn.Module):
         with torch.no_grad():
             self.enter.weight[:5].zero_()
             self.words.weight[0].normal_()
+            nn.init.trunc_normal_(self.enter.weight[5:9], generator=torch.Generator())
             if not self.square.is_meta:  # as nn.init of torch 2.13 asks
                 self.square.mul_(2)
             if self.square.device.type != "meta" and self.square.is_cpu:

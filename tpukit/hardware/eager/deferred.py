@@ -4,7 +4,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -23,7 +22,7 @@ DRAWING = {
     "exponential_", "log_normal_", "cauchy_", "geometric_",
 }  # fmt: skip
 """Operators that draw as many numbers whatever the values of their tensors are."""
-AT_ONCE = "_no_grad_trunc_normal_"
+TRUNC_NORMAL = "_no_grad_trunc_normal_"
 """Function of `nn.init` that is kept as one call: it draws until all values lie between bounds."""
 OVERWRITING = DRAWING | {"copy_", "zero_", "fill_"}
 """Operators whose result does not depend on what their first tensor held."""
@@ -232,7 +231,7 @@ class Deferred(TorchDispatchMode):
 
 class AsMade(TorchFunctionMode):
     """Answers for tensors that are made later what those that are made at once answer: functions of
-    `nn.init` leave one out that is on the meta device."""
+    `nn.init` and peft leave one out that is on the meta device."""
 
     def __init__(self, mode: Deferred) -> None:
         super().__init__()
@@ -241,13 +240,13 @@ class AsMade(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        answer = next((found for asked, found in AS_MADE if func == asked), None)
+        answer = next((found for asked, found in ANSWERS if func == asked), None)
         if answer is not None and self.mode.holds(args[0]):
             return answer
         return func(*args, **(kwargs or {}))
 
 
-AS_MADE: list[tuple[Any, Any]] = [
+ANSWERS: list[tuple[Any, Any]] = [
     (Tensor.is_meta.__get__, False),  # type: ignore[attr-defined]
     (Tensor.is_cpu.__get__, True),  # type: ignore[attr-defined]
     (Tensor.device.__get__, torch.device("cpu")),
@@ -278,12 +277,14 @@ def deferred(make: Callable[[], nn.Module]) -> tuple[nn.Module, Deferred | None]
         raise CannotDeferError("another thread's calls are not seen")
 
     def fill(tensor: Tensor, *args: Any, **named: Any) -> Tensor:
-        return (partial(mode.fill, draw) if mode.holds(tensor) else draw)(tensor, *args, **named)
+        if mode.holds(tensor):
+            return mode.fill(draw, tensor, *args, **named)
+        return draw(tensor, *args, **named)  # type: ignore[no-any-return]
 
     try:
-        draw = getattr(nn.init, AT_ONCE)  # all are made at once where a torch has none
+        draw = getattr(nn.init, TRUNC_NORMAL)  # all are made at once where a torch has none
         with (
-            mode, AsMade(mode), mock.patch.object(nn.init, AT_ONCE, fill),
+            mode, AsMade(mode), mock.patch.object(nn.init, TRUNC_NORMAL, fill),
             mock.patch.object(threading.Thread, "start", refuse),
         ):  # fmt: skip
             model = make()
