@@ -136,6 +136,33 @@ def lion(parameters, lr):
     return Lion(parameters, lr, weight_decay=0.01)
 
 
+def counted_steps():
+    """What the default AdamW counts of three weights: in three steps, before the last of which the
+    third is frozen, and of an optimizer that goes on from there. Then whether one tensor has the
+    counts of both."""
+    from tpukit.hardware.backend import AdamSettings, ParameterGroup
+    from tpukit.hardware.xla.optimizer import XlaAdamW
+
+    weights = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    first, second = (
+        XlaAdamW([ParameterGroup(weights)], AdamSettings(), torch.zeros_like) for _ in range(2)
+    )
+    first.count()
+    first.count()
+    weights[2].requires_grad_(False)
+    first.count()
+    told = [_counts(first, weights)]
+    second.load_state_dict(first.state_dict())
+    weights[2].requires_grad_(True)
+    second.count()
+    wholes = [{id(o.state[w]["step"]._base) for w in weights} for o in (first, second)]
+    return [*told, _counts(second, weights), _counts(first, weights)], [len(w) for w in wholes]
+
+
+def _counts(optimizer, weights):
+    return [int(optimizer.state[weight]["step"]) for weight in weights]
+
+
 def complex_weights():
     """The largest relative difference from the CPU's weights after steps of the default AdamW."""
     from fake_backend import FakeBackend

@@ -182,6 +182,7 @@ class PythonState:
         self._lists = [each for each in held if isinstance(each, list | deque | set)]
         attributes = [each for each in held if isinstance(each, Attributes)]
         self._attributes = [(each.value, n) for each in attributes for n in each.names.values()]
+        self._empty_dicts = [each for _, each in self._empty]
         self._objects, self._lengths = [*self._objects_now()], self._lengths_now()
         self._tensor_marks = self._tensor_marks_now()
         self._marks = [mark(value) for _, value in self._marked]
@@ -194,7 +195,7 @@ class PythonState:
             return (
                 self._lengths_now() == self._lengths
                 and all(map(is_, self._objects_now(), self._objects))
-                and not any(held for _, held in self._empty)
+                and not any(self._empty_dicts)
                 and next(self._settings.changed(), None) is None
                 and self._tensor_marks_now() == self._tensor_marks
                 and [mark(value) for _, value in self._marked] == self._marks

@@ -133,5 +133,11 @@ def test_an_optimizer_that_reads_values_is_refused_by_name():
     assert "the optimizer Reading reads values" in told
 
 
+def test_the_steps_of_each_weight_are_counted():
+    counts, wholes = on_xla("counted_steps", devices="1")
+    assert counts == [[3, 3, 2], [4, 4, 3], [3, 3, 2]]
+    assert wholes == [1, 1]
+
+
 def test_complex_weights_learn_as_on_the_cpu():
     assert on_xla("complex_weights", devices="2") < 1e-4

@@ -44,6 +44,19 @@ class XlaAdamW(Optimizer):
                 "exp_avg": make_state(parameter),
                 "exp_avg_sq": make_state(parameter),
             }
+        self._count_as_one()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._count_as_one()
+
+    def _count_as_one(self) -> None:
+        """Makes the counts of the parameters' steps views of one tensor."""
+        counted = [state for state in self.state.values() if "step" in state]
+        if counted:
+            counts = torch.stack([state["step"] for state in counted])
+            for state, count in zip(counted, counts.unbind(), strict=True):
+                state["step"] = count
 
     def trained(self) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
         """Every parameter that has gradients, with its group."""
@@ -55,6 +68,9 @@ class XlaAdamW(Optimizer):
     def count(self) -> None:
         """Counts a step, after it."""
         steps = [self.state[parameter]["step"] for parameter, _ in self.trained()]
+        wholes = {id(whole): whole for step in steps if (whole := step._base) is not None}
+        if len(wholes) == 1 and sum(whole.numel() for whole in wholes.values()) == len(steps):
+            steps = [*wholes.values()]
         # Past the counter of writes, by which a change that a program leaves out is found.
         torch._foreach_add_([step.data for step in steps], 1)
 

@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from tpukit.hardware.xla.recorder import (
     KEPT,
     GivenPlace,
     GraphRecorder,
+    KeptPlace,
     MadePlace,
     SeedPlace,
     SentPlace,
@@ -56,6 +58,8 @@ class RecordedStep:
     state: PythonState
     """What its Python read then."""
     parts: list[StepPart] = field(default_factory=list)
+    kept: list[TensorWeakRef] = field(default_factory=list)
+    """The tensors that outlive the step, each once."""
     sent: list[tuple[int, Callable[[float], Tensor]]] = field(default_factory=list)
     """What the host computes for each step, and from which number."""
     actions: list[Callable[[], None]] = field(default_factory=list)
@@ -73,41 +77,43 @@ class RecordedStep:
     failures: int = 0
     recordings: int = 1
     executed: int = 0
-    kept: list[TensorWeakRef] = field(default_factory=list)
-    """The tensors that outlive the step, each once."""
     forms: list[Any] = field(default_factory=list)
-    """Their shapes, types and shardings."""
+    """Shapes, types and shardings of the tensors that outlive it."""
 
     def __post_init__(self) -> None:
-        arguments = [a for part in self.parts for a in (*part.arguments, *part.results)]
-        refs = {id(a()): a for a in arguments if isinstance(a, TensorWeakRef)}
-        self.kept = [*refs.values()]
-        self.forms = _forms([ref() for ref in self.kept])
+        self.forms = _forms(self.tensors())
 
     @property
     def key(self) -> Any:
         leaves, structure = self.returned
         numbers = [place for place, _ in self.sent]
-        return [part.key for part in self.parts], numbers, leaves, structure
+        kept = [id(ref()) for ref in self.kept]
+        return [part.key for part in self.parts], kept, numbers, leaves, structure
 
     def change(self) -> str | None:
         """What has changed since it was recorded; None where it can run."""
         if self.problem or self.stale:
             return self.stale or None
-        tensors = [ref() for ref in self.kept]
-        if any(tensor is None for tensor in tensors):
-            return "a tensor that it used was removed"
-        if _forms(tensors) != self.forms:
-            return "the shape, type or sharding of a tensor"
+        try:
+            if _forms(self.tensors()) != self.forms:
+                return "the shape, type or sharding of a tensor"
+        except graphs.StaleProgramError as error:
+            return str(error)
         return self.state.change()
 
-    def require_own_buffers(self) -> None:
+    def tensors(self) -> list[Tensor]:
+        """`kept` themselves. Raises StaleProgramError where one was removed."""
+        found = [tensor for ref in self.kept if (tensor := ref()) is not None]
+        if len(found) < len(self.kept):
+            raise graphs.StaleProgramError("a tensor that it used was removed")
+        return found
+
+    def require_own_buffers(self, tensors: Sequence[Tensor]) -> None:
         """Raises StaleProgramError where tensors share a buffer that had their own, or no longer
         do: one of them may be written. Views that are to be made anew have none."""
         pairs = [(first(), other()) for part in self.parts for first, other in part.aliases]
         sharing = [t for one, other in pairs if one is not None and other is not None
                    for t in (one, other)]  # fmt: skip
-        tensors = [tensor for ref in self.kept if (tensor := ref()) is not None]
         found = [*tensors, *sharing]
         if not any(graphs.are_pending(found)):
             numbers = graphs.handles(found)
@@ -117,9 +123,8 @@ class RecordedStep:
         raise graphs.StaleProgramError("what shares a buffer")
 
 
-def _forms(tensors: Sequence[Tensor | None]) -> list[Any]:
-    alive = [tensor for tensor in tensors if tensor is not None]
-    return [[(tensor.shape, tensor.dtype) for tensor in alive], graphs.shardings(alive)]
+def _forms(tensors: Sequence[Tensor]) -> list[Any]:
+    return [[*map(attrgetter("shape", "dtype"), tensors)], graphs.shardings(tensors)]
 
 
 class XlaPrograms(StepPrograms[RecordedStep]):
@@ -219,10 +224,9 @@ class XlaPrograms(StepPrograms[RecordedStep]):
         self.has_executed = True
         if found.problem and watch is not None:
             found.problem += watch.place
-        parts = [] if found.problem else found.parts
-        made = RecordedStep(
-            before, parts, self._sent, self._actions, (places, structure), found.problem
-        )
+        parts, kept = ([], []) if found.problem else (found.parts, found.kept)
+        returns = places, structure
+        made = RecordedStep(before, parts, kept, self._sent, self._actions, returns, found.problem)
         return self._after(made, known, change), returned
 
     def _places(self, found: GraphRecorder, leaves: Sequence[Any]) -> list[Any]:
@@ -256,7 +260,9 @@ class XlaPrograms(StepPrograms[RecordedStep]):
 
     def execute(self, program: RecordedStep, step: StepCall) -> Any:
         seed = self._seed
+        kept = program.tensors()
         brought = {
+            KeptPlace: kept,
             GivenPlace: step.given,
             SentPlace: [
                 self.send(make(float(step.numbers[place]))) for place, make in program.sent
@@ -266,7 +272,6 @@ class XlaPrograms(StepPrograms[RecordedStep]):
         for part in program.parts:
             arguments = [
                 argument if isinstance(argument, Tensor)
-                else argument() if isinstance(argument, TensorWeakRef)
                 else graphs.seed_on(self.device, graphs.after_draws(seed, argument.draws))
                 if isinstance(argument, SeedPlace)
                 else results[argument.part][argument.place] if isinstance(argument, MadePlace)
@@ -275,11 +280,11 @@ class XlaPrograms(StepPrograms[RecordedStep]):
             ]  # fmt: skip
             graphs.wait()
             if not results:
-                program.require_own_buffers()
+                program.require_own_buffers(kept)
             results.append(graphs.execute(part.program, arguments))
             for result, value in zip(part.results, results[-1], strict=True):
                 if result is not None:
-                    graphs.put(result(), value)
+                    graphs.put(kept[result.place], value)
             seed = graphs.after_sync(graphs.after_draws(seed, part.draws))
         xm.set_rng_state(seed)
         for action in program.actions:

@@ -36,6 +36,13 @@ class SentPlace(NamedTuple):
     place: int
 
 
+class KeptPlace(NamedTuple):
+    """The place of an argument, or of what takes a result, among the tensors that outlive the
+    step."""
+
+    place: int
+
+
 class MadePlace(NamedTuple):
     """The place of an argument among the results of an earlier part."""
 
@@ -49,7 +56,7 @@ class SeedPlace(NamedTuple):
     draws: int
 
 
-Argument = Tensor | TensorWeakRef | GivenPlace | SentPlace | MadePlace | SeedPlace
+Argument = Tensor | KeptPlace | GivenPlace | SentPlace | MadePlace | SeedPlace
 """A constant, a tensor that outlives the step, or what each step brings."""
 
 
@@ -62,10 +69,10 @@ class StepPart:
     program: bytes = b""
     """That of its program."""
     arguments: list[Argument] = field(default_factory=list)
-    results: list[TensorWeakRef | None] = field(default_factory=list)
-    """The tensors that take them."""
+    results: list[KeptPlace | None] = field(default_factory=list)
+    """Which tensors take them."""
     aliases: list[tuple[TensorWeakRef, TensorWeakRef]] = field(default_factory=list)
-    """Pairs of these tensors and others that shared their buffers."""
+    """Pairs of tensors that outlive the step and others that shared their buffers."""
     digests: list[bytes] = field(default_factory=list)
     """Digests of the constants."""
     draws: int = 0
@@ -79,12 +86,8 @@ class StepPart:
     @property
     def key(self) -> Any:
         """What is equal in two recordings of one step."""
-        arguments = [
-            id(a()) if isinstance(a, TensorWeakRef) else a if isinstance(a, tuple) else None
-            for a in self.arguments
-        ]
-        results = [result and id(result()) for result in self.results]
-        return self.program, arguments, results, self.digests, self.draws
+        places = [a if isinstance(a, tuple) else None for a in self.arguments]
+        return self.program, places, self.results, self.digests, self.draws
 
 
 class GraphRecorder:
@@ -99,6 +102,10 @@ class GraphRecorder:
         graphs.wait()
         self.device = device
         self.parts: list[StepPart] = []
+        self.kept: list[TensorWeakRef] = []
+        """The tensors that outlive the step and that a part takes or changes."""
+        self._kept_places: dict[int, KeptPlace] = {}
+        """The same, by id."""
         self.seed = seed
         self.problem = ""
         """Why this step is not to be replayed."""
@@ -213,7 +220,7 @@ class GraphRecorder:
         part.graph = graph
         for place, tensor in enumerate(results):
             is_kept = id(tensor) in outliving and id(tensor) not in self._given
-            part.results.append(TensorWeakRef(tensor) if is_kept else None)
+            part.results.append(self._keep(tensor) if is_kept else None)
             part.add_aliases(other for other in groups[place] if id(other) in outliving)
             if id(tensor) not in outliving:
                 self._made[id(tensor)] = (TensorWeakRef(tensor), len(self.parts), place)
@@ -265,7 +272,7 @@ class GraphRecorder:
                 argument = SeedPlace(draws)
             elif handle in self._held:
                 holders = sorted(self._held[handle], key=self._order)
-                argument = TensorWeakRef(holders[0])
+                argument = self._keep(holders[0])
                 part.add_aliases(holders)
                 if all(id(tensor) in written for tensor in holders):
                     donated.append(value)
@@ -276,6 +283,13 @@ class GraphRecorder:
                 part.digests.append(_digest(value))
             part.arguments.append(argument)
         return part, values, donated
+
+    def _keep(self, tensor: Tensor) -> KeptPlace:
+        """The place of a tensor that outlives the step."""
+        place = self._kept_places.setdefault(id(tensor), KeptPlace(len(self.kept)))
+        if place.place == len(self.kept):
+            self.kept.append(TensorWeakRef(tensor))
+        return place
 
     def place_of(self, tensor: Tensor) -> tuple[int, int] | None:
         """The part and the place of a result that the step returns; it is not kept then."""
