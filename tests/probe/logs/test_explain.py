@@ -141,6 +141,23 @@ def test_pipe_that_nobody_closes(tmp_path):
     assert "did not end" in log.notes[0]
 
 
+def test_a_line_of_an_error_s_level_is_named_where_nothing_else_is(tmp_path):
+    told = "2026-03-28 11:57:16.078552: E frob/cache.cc:113] Computation requires 9 frobs (limit 8)"
+    path = tmp_path / "run.log"
+    path.write_text(f"step 1\n{told}\n")
+    assert [line.number for line in explain(path).unknown] == [2] and explain(path).has_error
+    path.write_text(f"step 1\n{told}\nKeyError: 'labels'\n")
+    assert [line.number for line in explain(path).unknown] == []
+
+
+def test_a_line_that_is_explained_again_is_not_unknown(tmp_path):
+    path = tmp_path / "run.log"
+    told = "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+    path.write_text(told + "step failed\n" + told)
+    log = explain(path)
+    assert [e.count for e in log.explanations] == [2] and 3 not in {x.number for x in log.unknown}
+
+
 def test_unknown_error_is_named(tmp_path):
     path = tmp_path / "log"
     path.write_text("fine\nTraceback (most recent call last):\nmypkg.FrobError: cannot frob\n")

@@ -83,6 +83,10 @@ class LogExplainer:
             for index, e in enumerate(self._ranked())
         ]
 
+    def known_lines(self) -> set[int]:
+        """Lines of texts of the table, and of exceptions that Python printed and ignored."""
+        return {*self._matcher.matches().lines} | self.tracebacks.ignored
+
     def _ranked(self) -> list[Explanation]:
         matches = self._matcher.matches()
         chains = self.tracebacks.last_of_chains()
@@ -113,8 +117,10 @@ def explain_log(
     finally:
         source.close()
     explanations = explainer.explanations(records)
-    known = {explanation.line for explanation in explanations} | explainer.tracebacks.ignored
+    known = explainer.known_lines().union(*(range(e.line, e.last + 1) for e in explanations))
     unknown = [line for line in suspects.lines if line.number not in known]
+    if not explanations and not unknown:
+        unknown = [line for line in suspects.loud if line.number not in known]
     return ExplainedLog(explanations, unknown, count, source.notes)
 
 
@@ -139,12 +145,16 @@ class _Suspects:
     """Collects the first lines that look like errors, reported if none is known."""
 
     lines: list[Line] = field(default_factory=list)
+    loud: list[Line] = field(default_factory=list)
+    """The first lines of the level of an error that do not look like one."""
     most: int = 5
 
     def look(self, lines: Sequence[Line]) -> None:
         loud = (line for line in lines if line.level != "I")
         hits = (line for line in loud if LINES["error_line"].search(line.text[:500]))
         self.lines += islice(hits, self.most - len(self.lines))
+        errors = (line for line in lines if line.level in ("E", "F") and line.text)
+        self.loud += islice(errors, self.most - len(self.loud))
 
 
 def _batches(source: LogSource) -> Iterator[tuple[list[tuple[int, str]], int]]:

@@ -57,6 +57,7 @@ def particulars(
     said = f"{raised.message[:2000]}\n{raised.details}"
     found |= {name: m[name] for name, form in _NAMED.items() if (m := form.search(said))}
     found |= {**captures} | ({"module": entry.place} if entry.place else {})
+    found["native"] = raised.native_call
     found["pip"] = _pip(found.get("name", "").partition(".")[0])
     if user := raised.users_frame:
         found["user"] = found["own"] = user.place
@@ -185,6 +186,8 @@ def _of_release(
         where, name.removeprefix(f"{where}."), releases.get(library) or here.get(library, "")
     )
     library = library or (lost.library if lost else "")
+    if where == "Trainer" and lost is None and library not in near:
+        library = ""  # several libraries have one
     result = {"remedy": _exchange(library, asker, found.get("user", ""), lost, is_module)}
     if lost:
         result |= {"lost": lost.words, "new": lost.new}

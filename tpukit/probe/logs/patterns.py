@@ -32,12 +32,15 @@ class FlowPattern:
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
-        parts, end = [], 0
+        parts, end, kind, name = [], 0, "", None
         for place in PLACEHOLDER.finditer(self.text):
             parts.append(_literal(self.text[end : place.start()]))
             kind, name = place.groups()
             parts.append(f"(?P<{name}>{_VARYING[kind]})" if name else f"(?:{_VARYING[kind]})")
             end = place.end()
+        if name and self.text[end:] and not self.text[end:].strip(QUOTES):
+            # A quote may be missing; of a name at the end it is what ends it.
+            parts[-1] = rf"(?:(?P<{name}>[\w.]{{1,120}})(?=[{QUOTES}]))?"
         parts.append(_literal(self.text[end:]))
         return re.compile("".join(parts))
 

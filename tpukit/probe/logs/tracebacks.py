@@ -136,6 +136,8 @@ class Raised:
     """The line above its traceback says that the program goes on without it."""
     is_logged: bool = False
     """A program reports a failure in its own words, perhaps without the class."""
+    native_call: str = ""
+    """The innermost function that a stack of torch_xla's C++ below it names: `GetDeviceKind`."""
 
     def add_detail(self, text: str, number: int) -> None:
         """Adds the line after the last one, if there are not too many."""
@@ -184,6 +186,8 @@ class _Reader:
     link: str = ""
     silent: int = 0
     """Lines since the last frame."""
+    native_stack: str = ""
+    """`Begin` within a stack of C++, `End` after one."""
 
     def add(self, match: re.Match[str], line: Line) -> None:
         """Adds a frame, to a new traceback where none is open."""
@@ -219,7 +223,8 @@ class TracebackReader:
         for line in lines:
             if len(self.raised) < _MOST_RAISED and line.text:
                 reader = self._readers.setdefault(line.stream, _Reader())
-                self._read(line, reader)
+                if not _is_of_native_stack(line, reader):
+                    self._read(line, reader)
                 reader.before = line.text[:300]
 
     def last_of_chains(self) -> list[Raised]:
@@ -263,7 +268,11 @@ class TracebackReader:
         """Keeps a line below an exception with it, and one that may report another."""
         last = reader.last
         if last and last.last_line + 1 == line.number and not (line.level or reader.is_open):
-            last.add_detail(text, line.number)
+            if reader.native_stack == "End":
+                last.message, last.last_line = f"{last.message} {text}", line.number
+            else:
+                last.add_detail(text, line.number)
+            reader.native_stack = ""
         elif (logged := _logged(line, text, reader.before)) is not None:
             if not logged.is_logged:
                 self.latest.append(logged)
@@ -293,6 +302,21 @@ class TracebackReader:
         self.raised.append(raised)
 
 
+def _is_of_native_stack(line: Line, reader: _Reader) -> bool:
+    """Whether a line is of the stack that torch_xla's C++ prints below its exception, whose message
+    goes on after it."""
+    last = reader.last
+    if last is None:
+        return False
+    if mark := LINES["native_stack"].match(line.text):
+        reader.native_stack, last.last_line = mark["end"], line.number
+        return True
+    is_within = reader.native_stack == "Begin" and line.indented
+    if is_within and (call := LINES["native_call"].match(line.text)):
+        last.native_call = last.native_call or call["call"]
+    return is_within
+
+
 def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None:
     """(class, message) where the line is the end of a traceback, or an exception alone."""
     if line.level in ("W", "I") and not reader.is_open:
@@ -300,8 +324,8 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
     found = None
     if reader.is_open:
         found = LINES["in_traceback"].match(text)
-        if found is None and reader.has_header and reader.frames and not line.indented:
-            found = LINES["after_frames"].match(text) if reader.silent <= _MOST_SOURCE else None
+        if found is None and reader.frames and not line.indented and reader.silent <= _MOST_SOURCE:
+            found = LINES["after_frames" if reader.has_header else "alone"].match(text)
     elif not line.indented or _MARKERS.match(reader.before) or _OF_A_MODULE.match(text):
         found = LINES["alone"].match(text)
     if found is not None:
