@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import timedelta
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from runs import TINY, environment, result, same_bytes, tpukit, wait_until
 from tpukit.cli import main
 from tpukit.errors import InterruptedRunError, UsageError
 from tpukit.hardware import select
+from tpukit.hardware.launch.failures import is_lost_connection
 from tpukit.hardware.launch.launcher import STATUS_VARIABLE
 from tpukit.hardware.options import HardwareOptions
 from tpukit.train.resume import require_same_nodes
@@ -40,6 +42,24 @@ def test_a_node_that_differs_is_named_with_the_values():
         UsageError, match=r"node second \(rank 1\) .*: torch 2.8.0 \(rank 0: 2.9.0\)"
     ):
         require_same_nodes(TwoRanks({**facts, "torch": "2.8.0"}), facts)
+
+
+def test_a_users_own_words_of_a_connection_are_no_lost_rank(monkeypatch):
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=1))
+
+    def ask_in_words():
+        raise RuntimeError("NCCL is needed here")
+
+    def ask_a_rank_that_never_answers():
+        store.get("its address")
+
+    errors = []
+    for ask in (ask_in_words, ask_a_rank_that_never_answers):
+        with pytest.raises(RuntimeError) as raised:
+            ask()
+        errors.append(raised.value)
+    assert [is_lost_connection(error) for error in errors] == [False, True]
 
 
 @pytest.fixture

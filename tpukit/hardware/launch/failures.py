@@ -9,11 +9,13 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from tpukit.errors import InterruptedRunError, JobError, TpukitError
+from tpukit.io.code_owner import is_model_code
 
 KEY = "tpukit/first-failure"
 LOST = re.compile(
@@ -24,11 +26,18 @@ LOST = re.compile(
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether a collective ended as another rank had: in whoever's code it was called."""
+    """Whether a collective ended as another rank had: in whoever's code it was called, unless a
+    line of that code raised it."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return False
-    return isinstance(error, RuntimeError) and bool(LOST.search(f"{type(error).__name__}: {error}"))
+    is_lost = LOST.search(f"{type(error).__name__}: {error}") is not None
+    return isinstance(error, RuntimeError) and is_lost and not _is_raised_by_a_user(error)
+
+
+def _is_raised_by_a_user(error: BaseException) -> bool:
+    [*_, last] = traceback.extract_tb(error.__traceback__) or [None]
+    return last is not None and is_model_code(last.filename) and f"{last.line}".startswith("raise ")
 
 
 @contextmanager
