@@ -5,10 +5,12 @@ one is missing, ImportError says which.
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics as met
+import torch_xla.runtime as xr
 from _XLAC import (
     _check_device_tensor_need_materialization,
     _check_tensor_need_materialization,
@@ -52,8 +54,15 @@ def buffers(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def shardings(tensors: Sequence[Tensor]) -> list[str]:
-    """How each is split over the devices: a program takes no other split, and does not look."""
+    """How each is split over several devices: a program takes no other split, and does not look."""
+    if _is_one_device():
+        return []
     return _get_xla_sharding_specs(tensors)  # type: ignore[no-any-return]
+
+
+@cache
+def _is_one_device() -> bool:
+    return bool(xr.global_runtime_device_count() == 1)
 
 
 def are_pending(tensors: Sequence[Tensor]) -> list[bool]:
