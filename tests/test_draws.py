@@ -16,7 +16,9 @@ ON_GPU = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 MARKED = [
-    pytest.param(way, marks={"xla-4": [pytest.mark.xla], "gpu": ON_GPU}.get(way, []))
+    pytest.param(
+        way, marks={"xla-4": [pytest.mark.xla, pytest.mark.slow], "gpu": ON_GPU}.get(way, [])
+    )
     for way in WAYS
 ]
 

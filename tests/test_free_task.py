@@ -49,7 +49,8 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[pytest.mark.xla] * ("xla" in way)) for way in WAYS]
+    "way",
+    [pytest.param(way, marks=[pytest.mark.xla, pytest.mark.slow] * ("xla" in way)) for way in WAYS],
 )
 def test_any_hardware_ends_alike(tmp_path, whole, way):
     arguments, env = WAYS[way]

@@ -65,6 +65,7 @@ def test_an_interrupted_cell_saves_and_the_same_cell_goes_on(tmp_path):
         wait_for_end(mark, 60)
 
 
+@pytest.mark.slow
 def test_other_commands_end_with_their_cell(tmp_path):
     """They leave no process and no half-written file."""
     mark = uuid.uuid4().hex

@@ -46,7 +46,7 @@ def run_killed(run, hw, kills, env, tmp_path, arguments=ARGUMENTS):
         pytest.param(["cpu"], {}, KILLS, marks=pytest.mark.slow),
         (["cpu", "--precision", "fp16", "--lr", "3e-3"], {}, ["half:2", "step:4"]),
         pytest.param(["tpu"], VIRTUAL_TPU, ["compile:60", "half:2", "copy:2"],
-                     marks=pytest.mark.xla),
+                     marks=[pytest.mark.slow, pytest.mark.xla]),
     ],
     ids=["cpu", "every", "fp16-scaler", "xla"],
 )  # fmt: skip

@@ -88,7 +88,7 @@ def test_the_one_parameter_is_named(tmp_path):
     ("hw", "env", "names_sample"),
     [pytest.param(["--devices", "2"], {}, False, marks=pytest.mark.slow),
      (["--accumulate", "4"], {}, True),
-     pytest.param(["--hw", "tpu"], VIRTUAL_TPU, True, marks=pytest.mark.xla)],
+     pytest.param(["--hw", "tpu"], VIRTUAL_TPU, True, marks=[pytest.mark.slow, pytest.mark.xla])],
     ids=["two-ranks", "accumulated", "xla"],
 )  # fmt: skip
 def test_on_other_hardware(tmp_path, hw, env, names_sample):

@@ -52,9 +52,10 @@ def listening(process):
     return {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [[], pytest.param(["--master-port", "29761"], marks=pytest.mark.slow)],
+    [[], ["--master-port", "29761"]],
     ids=["free", "given"],
 )
 def test_ranks_of_one_host_listen_on_loopback_alone(tmp_path, options):

@@ -131,12 +131,13 @@ def test_what_forward_reads_is_warned_of(name, forward, lines, call, capsys):
     assert warning.startswith(f"Warning: {forward} reads a value at {place}: on a TPU")
 
 
+@pytest.mark.slow
 @pytest.mark.xla
 @pytest.mark.parametrize(
     ("name", "way"),
     [
         ("OutputOnCpu", "leave `.cpu()` and `.to(...)` out"),
-        pytest.param("NumpyInForward", "Compute with torch", marks=pytest.mark.slow),
+        ("NumpyInForward", "Compute with torch"),
     ],
 )
 def test_what_leaves_xla_says_what_to_leave_out(name, way, tmp_path):

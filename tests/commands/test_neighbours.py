@@ -93,7 +93,8 @@ def test_two_ranks_import_them(project, tmp_path):
     assert same_weights(tmp_path / "run", project)
 
 
-@pytest.mark.parametrize("way", ["file", pytest.param("module", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["file", "module"])
 def test_trained_tested_predicted_and_probed(project, tmp_path, way):
     """A file of one's own, and a module of a package that imports its own by relative names."""
     spec, cwd = project / "task/bert.py:Cut", tmp_path

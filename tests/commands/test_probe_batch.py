@@ -38,6 +38,7 @@ def check_both_sides(found: dict) -> None:
 LIMITED = ("--hw", "cpu", "--memory-limit", "400MB")
 
 
+@pytest.mark.slow
 def test_the_largest_batch_under_a_limit_trains_and_a_larger_one_does_not(tmp_path):
     found = result(probe("Hungry", *LIMITED))
     check_both_sides(found)
@@ -143,12 +144,13 @@ def test_no_batch_is_tried_that_holds_a_sample_twice():
 @pytest.mark.parametrize(
     ("task", "arguments", "code", "name", "says"),
     [
-        (
+        pytest.param(
             "Hangs",
             ["--set", "bad_rows=1", "--time-limit", "4s"],
             1,
             "trial-timeout",
             "batch 1, the smallest: no result within 4.0s",
+            marks=pytest.mark.slow,
         ),
         ("Crashes", ["--set", "bad_rows=1"], 1, "trial-crashed", "SIGSEGV at "),
         ("Mistaken", ["--set", "bad_rows=1"], 1, "task-failed", "TypeError: a matrix was expected"),

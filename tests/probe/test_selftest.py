@@ -58,6 +58,7 @@ def test_on_the_cpu_it_prints_a_report_and_its_json(tmp_path):
     assert str(tmp_path) not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.xla
 def test_virtual_devices_compute_what_the_cpu_does_and_compile_once(tmp_path):
     parts = ("devices", "products", "step-llm", "generate", "train")

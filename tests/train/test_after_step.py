@@ -32,7 +32,7 @@ WAYS = {
     "fsdp-2": ([*TWO_RANKS, "--shard"], {}),
     "xla-4": (["--hw", "tpu", *CUT], {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "4"}),
 }
-MARKS = {"xla-4": pytest.mark.xla, "fsdp-2": pytest.mark.slow}
+MARKS = {"xla-4": [pytest.mark.slow, pytest.mark.xla], "fsdp-2": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("pieces", [1, 2])

@@ -42,7 +42,7 @@ def reference(tmp_path_factory):
     return folder
 
 
-MARKS = {"xla-4": pytest.mark.xla, "fsdp-2": pytest.mark.slow}
+MARKS = {"xla-4": [pytest.mark.slow, pytest.mark.xla], "fsdp-2": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=MARKS.get(way, ())) for way in WAYS])

@@ -559,6 +559,7 @@ class Decoding(Rows):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 def test_validation_batches_are_made_by_workers_that_stand_ready(tmp_path):
     """The same ones in each validation, started before the first step; they end with the run."""
 

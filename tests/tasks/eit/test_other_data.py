@@ -31,6 +31,7 @@ def make(folder: Path, seed: int) -> None:
     make_dataset(SimulatedData(10, seed, workers=1), folder)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_its_data_wherever_it_lies_and_on_no_other(train, tmp_path):
     make(tmp_path / "first", 0)
     make(tmp_path / "second", 1)

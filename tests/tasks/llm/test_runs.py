@@ -88,13 +88,15 @@ def test_the_same_parameters_however_a_step_is_cut(place, whole, options):  # ty
     assert relative_difference(parameters(place / name), parameters(whole)) < 1e-4
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_does(place, whole):  # type: ignore[no-untyped-def]
     result(train(place, "two", "--max-steps", 10, "--ckpt-every", 10, "--devices", 2))
     assert relative_difference(parameters(place / "two"), parameters(whole)) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.xla
-@pytest.mark.parametrize("packing", ["true", pytest.param("false", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("packing", ["true", "false"])
 def test_eight_virtual_devices(place, whole, packing):  # type: ignore[no-untyped-def]
     """The same parameters; one train graph, and none after the first pass."""
     name = f"xla-{packing}"
@@ -192,6 +194,7 @@ def test_evaluation_reports_scores_intervals_and_baselines(place, whole, monkeyp
     assert len(rows_of(whole / "test" / "predictions.csv")) == told["samples"]
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_name_and_settings_is_read(place, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
     own, run = SummarizeTask.identity, tmp_path / "run"
     with monkeypatch.context() as before:
