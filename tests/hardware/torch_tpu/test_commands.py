@@ -274,31 +274,11 @@ def test_without_a_tpu_the_cpu_trains(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_without_a_tpu_the_compiler_answers_for_one_device(tmp_path):
-    (tmp_path / "model.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Linear):\n"
-        "    def forward(self, x):\n"
-        "        return super().forward(x) * torch.tensor(2.0, device=x.device)\n"
-        "class Reading(Net):\n"
-        "    def forward(self, x):\n"
-        "        return x * super().forward(x).mean().item()\n"
-        "def net(): return Net(4096, 4096)\n"
-        "def reading(): return Reading(64, 64)\n"
-    )
-
-    def probe(model, *options):
-        return tpukit(
-            "probe-batch", "--model", f"model.py:{model}", *options, "--start", "8", "--max", "8",
-            "--json", cwd=tmp_path, timeout=300,
-        )  # fmt: skip
-
-    answer = result(probe("net", "--input", "x=4096", "--target", "v5e-1"))
-    [trial] = answer["trials"]
-    assert trial["fits"] and trial["effort"] == "full"
-    # Weights and Adam's moments.
-    assert 3 * 4 * 4096**2 < trial["used_bytes"] < 6 * 4 * 4096**2
-    several = failure(probe("net", "--input", "x=4096", "--target", "v5e-8"), code=2)
-    assert "8 devices runs as several programs" in several
-    reading = failure(probe("reading", "--input", "x=64", "--target", "v5e-1"), code=1)
-    assert "_local_scalar_dense" in reading and "model.py:7" in reading
+def test_without_a_tpu_the_compiler_asks_for_an_environment_of_its_own(tmp_path):
+    (tmp_path / "model.py").write_text("import torch\ndef net(): return torch.nn.Linear(8, 8)\n")
+    done = tpukit(
+        "probe-batch", "--model", "model.py:net", "--input", "x=8", "--target", "v5e-1",
+        cwd=tmp_path,
+    )  # fmt: skip
+    told = failure(done, code=2)
+    assert "this environment has torch_tpu" in told and "[plan]" in told
