@@ -159,6 +159,16 @@ def counted_steps():
     return [*told, _counts(second, weights), _counts(first, weights)], [len(w) for w in wholes]
 
 
+def removed_tensor():
+    """What has changed for a recorded step of which a tensor is gone since it ran."""
+    from torch.utils.weak import TensorWeakRef
+
+    from tpukit.hardware.xla.programs import RecordedStep
+
+    opened(devices=1)
+    return RecordedStep(None, kept=[TensorWeakRef(torch.ones(1))]).change()
+
+
 def _counts(optimizer, weights):
     return [int(optimizer.state[weight]["step"]) for weight in weights]
 

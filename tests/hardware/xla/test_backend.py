@@ -139,5 +139,9 @@ def test_the_steps_of_each_weight_are_counted():
     assert wholes == [1, 1]
 
 
+def test_a_step_whose_tensor_is_gone_is_traced_again():
+    assert on_xla("removed_tensor", devices="1") == "a tensor that it used was removed"
+
+
 def test_complex_weights_learn_as_on_the_cpu():
     assert on_xla("complex_weights", devices="2") < 1e-4

@@ -81,7 +81,8 @@ class RecordedStep:
     """Shapes, types and shardings of the tensors that outlive it."""
 
     def __post_init__(self) -> None:
-        self.forms = _forms(self.tensors())
+        # The step has run: what it removed is found before the next one.
+        self.forms = _forms([tensor for ref in self.kept if (tensor := ref()) is not None])
 
     @property
     def key(self) -> Any:

@@ -288,6 +288,7 @@ class TracebackReader:
             raised.frames, raised.first_line = [], line.number
         link, last = reader.link, reader.last
         reader.is_open, reader.awaits_code, reader.link, reader.frames = False, False, "", []
+        reader.native_stack = ""
         if last is not None and link in ("caused", "during"):
             raised.source, raised.while_handling = last, link == "during"
         elif last is not None and link == "original":
@@ -312,6 +313,8 @@ def _is_of_native_stack(line: Line, reader: _Reader) -> bool:
         reader.native_stack, last.last_line = mark["end"], line.number
         return True
     is_within = reader.native_stack == "Begin" and line.indented
+    if reader.native_stack == "Begin" and not is_within:
+        reader.native_stack = ""  # its end was cut off
     if is_within and (call := LINES["native_call"].match(line.text)):
         last.native_call = last.native_call or call["call"]
     return is_within
