@@ -68,9 +68,10 @@ class XlaAdamW(Optimizer):
     def count(self) -> None:
         """Counts a step, after it."""
         steps = [self.state[parameter]["step"] for parameter, _ in self.trained()]
-        wholes = {id(whole): whole for step in steps if (whole := step._base) is not None}
-        if len(wholes) == 1 and sum(whole.numel() for whole in wholes.values()) == len(steps):
-            steps = [*wholes.values()]
+        whole = steps[0]._base if steps else None
+        views = [step for step in steps if step._base is whole]
+        if whole is not None and len(views) == len(steps) == whole.numel():
+            steps = [whole]
         # Past the counter of writes, by which a change that a program leaves out is found.
         torch._foreach_add_([step.data for step in steps], 1)
 

@@ -186,8 +186,9 @@ def _of_release(
         where, name.removeprefix(f"{where}."), releases.get(library) or here.get(library, "")
     )
     library = library or (lost.library if lost else "")
-    if where == "Trainer" and lost is None and library not in near:
-        library = ""  # several libraries have one
+    shared = libraries().get(library, {}).get("shared", "(?!)")
+    if lost is None and library not in near and re.fullmatch(shared, where):
+        library = ""
     result = {"remedy": _exchange(library, asker, found.get("user", ""), lost, is_module)}
     if lost:
         result |= {"lost": lost.words, "new": lost.new}
