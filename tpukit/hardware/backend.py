@@ -200,11 +200,18 @@ class Devices(Protocol):
         Each rank loads its own rows, which are split over its devices here.
         """
 
-    def to_host(self, tensors: Mapping[str, Tensor], *, to_save: bool = False) -> dict[str, Tensor]:
+    def to_host(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        to_save: bool = False,
+        into: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
         """Whole (unsharded) copies on the CPU. Every rank must call it.
 
         to_save: what this rank has to save, and no more: its shards (a DTensor on the CPU) of
             tensors that the ranks hold in shards, of others the main rank has a copy.
+        into: an earlier call's copies, whose memory this one may use.
         """
 
     def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

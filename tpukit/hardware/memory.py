@@ -255,6 +255,15 @@ def give_freed_memory_back() -> None:
         trim(0)
 
 
+def return_large_tensors() -> None:
+    """Gives the memory of large tensors back when they are freed, as ranks of a sharded model need.
+
+    Gathered weights come and go: the pieces that glibc would keep of them held 2.6 GB instead of
+    1.3 after a step of 300 million parameters on four ranks.
+    """
+    _set_allocator({M_MMAP_THRESHOLD: 2**20})
+
+
 def _return_freed_memory() -> None:
     """Else glibc keeps freed tensors and samples in pieces that others do not fit into: how many
     depends on the batch, one of 173 ran where one of 169 did not."""

@@ -51,7 +51,12 @@ from tpukit.hardware.eager.recomputation import in_order, recomputed
 from tpukit.hardware.first_state import make_state
 from tpukit.hardware.kernels.flash_attention import fits, flash_attention
 from tpukit.hardware.kernels.torch_attention import RUNNING
-from tpukit.hardware.memory import ReadMemory, give_freed_memory_back, keep_freed_memory
+from tpukit.hardware.memory import (
+    ReadMemory,
+    give_freed_memory_back,
+    keep_freed_memory,
+    return_large_tensors,
+)
 from tpukit.hardware.modules import has_batch_norm, local, move_towards
 from tpukit.hardware.optimizers import (
     MasterAdamW,
@@ -305,12 +310,23 @@ class EagerBackend(TorchOps):
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self.collectives.all_gather_objects(value)
 
-    def to_host(self, tensors: Mapping[str, Tensor], *, to_save: bool = False) -> dict[str, Tensor]:
+    def to_host(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        to_save: bool = False,
+        into: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
         copies = {}
         for name, tensor in tensors.items():
             taken = tensor.detach() if to_save else self.parallelism.whole(tensor)
             if not to_save or self.is_main or isinstance(taken, DTensor):
-                copies[name] = taken.to("cpu", copy=True)
+                room = (into or {}).get(name)
+                if room is not None and _form(room) == _form(taken):
+                    local(room).copy_(local(taken))
+                    copies[name] = room
+                else:
+                    copies[name] = taken.to("cpu", copy=True)
         return copies
 
     @torch.no_grad()
@@ -378,6 +394,8 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         torch.use_deterministic_algorithms(True)
     if options.memory_limit is not None:
         eager.limit_memory(options.memory_limit)
+    elif options.shard and world > 1:
+        return_large_tensors()
     elif kind == "cpu":
         keep_freed_memory()
     scales, device = precision == "fp16", eager.device
@@ -391,6 +409,10 @@ def open_eager(options: HardwareOptions, kind: Kind) -> EagerBackend:
         compiles=_can_compile(kind, eager.compiles if options.compile is None else options.compile),
         fused=kind == "tpu" and world == 1 and options.kernels == "on",
     )
+
+
+def _form(tensor: Tensor) -> Any:
+    return type(tensor), tensor.dtype, local(tensor).shape
 
 
 def _can_compile(kind: Kind, wanted: bool) -> bool:

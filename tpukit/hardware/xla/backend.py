@@ -349,7 +349,13 @@ class XlaBackend(XlaOps):
     def all_gather_objects(self, value: Any) -> list[Any]:
         return self.collectives.all_gather_objects(value)
 
-    def to_host(self, tensors: Mapping[str, Tensor], *, to_save: bool = False) -> dict[str, Tensor]:
+    def to_host(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        to_save: bool = False,
+        into: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
         host = self.mesh.to_host(tensors)
         return host if self.is_main or not to_save else {}
 
