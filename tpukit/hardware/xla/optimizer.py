@@ -67,20 +67,24 @@ class XlaAdamW(Optimizer):
 
     def count(self) -> None:
         """Counts a step, after it."""
+        # Past the counter of writes, by which a change that a program leaves out is found.
+        torch._foreach_add_([count.data for count in self._counts()], 1)
+
+    def _counts(self) -> list[Tensor]:
+        """Those of the trained parameters, or the one tensor that they are all views of."""
         steps = [self.state[parameter]["step"] for parameter, _ in self.trained()]
         whole = steps[0]._base if steps else None
         views = [step for step in steps if step._base is whole]
         if whole is not None and len(views) == len(steps) == whole.numel():
-            steps = [whole]
-        # Past the counter of writes, by which a change that a program leaves out is found.
-        torch._foreach_add_([step.data for step in steps], 1)
+            return [whole]
+        return steps
 
     def numbers(self, lr: float) -> Tensor:
         """Of the next step: (4,) on the host: rate, rate / correction of the mean, 1 / root of the
         correction of the square, and 0."""
-        counted = {parameter for parameter, _ in self.trained()}
-        steps = (int(s["step"]) + (p in counted) for p, s in self.state.items())
-        step = max(steps, default=1)
+        steps = [int(count.max()) + 1 for count in self._counts()]
+        frozen = (int(s["step"]) for p, s in self.state.items() if not p.requires_grad)
+        step = max([*steps, *frozen], default=1)
         beta1, beta2 = self.settings.betas
         root = math.sqrt(1.0 - beta2**step)
         return torch.tensor([lr, lr / (1.0 - beta1**step), 1.0 / root, 0.0])
