@@ -13,10 +13,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORTER = {
     "tpukit data images --out shapes": "--n 80",
-    "tpukit data dialogues --out dialogues --n 1000": "--n 120",
+    "tpukit data dialogues --out dialogues --n 5000": "--n 120",
     "tpukit train --data-path shapes --preset quick --max-time 2m":
         "--hw cpu --max-steps 2 --global-batch-size 16",
-    "tpukit train --data-path dialogues --preset quick --max-time 2m":
+    "tpukit train --data-path dialogues --preset quick --max-time 3m":
         "--hw cpu --max-steps 2 --global-batch-size 8 --set score_samples=0",
     "tpukit predict --run out-summarization --data-path dialogues --out answers.csv":
         "--hw cpu --max-new-tokens 4",
