@@ -63,6 +63,9 @@ class TableSettings:
     """Column of the table that numbers its folds (default: fold, unless `folds` makes them)."""
     group_column: str | None = None
     """Column of the table whose equal values (a patient, a video) stay in one part."""
+    pseudo: str | None = None
+    """File of predictions of the test rows (as `predict` writes them), which are trained on too,
+    with these as soft labels."""
 
     def problems(self) -> Iterator[str]:
         """What is wrong with the settings of folds."""

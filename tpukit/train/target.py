@@ -177,8 +177,10 @@ class Target:
         ones = columns if self.kind == "labels" else columns == self.grades
         return replace(found, counts=tuple(int(count) for count in ones.sum(0)))
 
-    def blank(self) -> Values:
-        """A value of one row, of the form of those in a batch."""
+    def blank(self, *, soft: bool = False) -> Values:
+        """A value of one row, of the form of those in a batch; soft: of classes' probabilities."""
+        if soft and self.kind == "class":
+            return np.full(len(self.classes), 1 / len(self.classes), np.float32)
         many = (len(self.predicted),) if self.kind in ("labels", "number") else ()
         least = self.grades[0] if self.kind == "score" else 0
         return np.full(many, least, np.int64 if self.kind == "class" else np.float32)

@@ -58,14 +58,17 @@ class TargetLoss:
         self, scores: Tensor, values: Tensor, *, smoothing: float = 0.0,
         weights: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """(rows,): of a model's outputs (rows, outputs) and `Target.values` of the rows.
+        """(rows,): of a model's outputs (rows, outputs) and `Target.values` of the rows, or of
+        classes and labels their probabilities.
 
         Numbers and scores are standardised by the training rows. weights: of each label (rows,
         labels).
         """
         target = self.target
         if self.name == "cross_entropy":
-            places = values if target.kind == "class" else self._above(values).sum(1).long()
+            places = values
+            if target.kind == "score":
+                places = self._above(values).sum(1).round().long()
             return F.cross_entropy(scores, places, reduction="none", label_smoothing=smoothing)
         if self.name == "asymmetric":
             each = asymmetric_loss(scores, values)
@@ -100,9 +103,10 @@ class TargetLoss:
         return self._scaled(scores)
 
     def _above(self, values: Tensor) -> Tensor:
-        """(rows, scores - 1): whether a row's score is above each of them but the last."""
-        grades = self.target.grades.tolist()
-        return torch.stack([(values > grade).float() for grade in grades[:-1]], 1)
+        """(rows, scores - 1): whether a row's score is above each of them but the last; of one
+        between two the part of the way."""
+        steps = pairwise(self.target.grades.tolist())
+        return torch.stack([((values - a) / (b - a)).clamp(0, 1) for a, b in steps], 1)
 
     def _scaled(self, values: Tensor, *, inverse: bool = False) -> Tensor:
         """Standardised values in the unit of the table, or the inverse."""
@@ -129,7 +133,8 @@ def asymmetric_loss(scores: Tensor, values: Tensor) -> Tensor:
 def balanced_weights(target: Target, values: Values) -> Values:
     """Weights by which each class or score counts alike, and of each label both values.
 
-    (rows,) of (rows,) classes or scores: rows / (classes x rows of the class); (rows, labels).
+    (rows,) of (rows,) classes or scores: rows / (classes x rows of the class); (rows, labels). Of
+    probabilities and scores between two the nearest counts.
 
     Raises ConfigError for numbers.
     """
@@ -139,6 +144,9 @@ def balanced_weights(target: Target, values: Values) -> Values:
     if target.kind == "labels":
         rows = counts / np.maximum(np.array(target.mean), 1e-12)
         ones, zeros = rows / (2 * np.maximum(counts, 1)), rows / (2 * np.maximum(rows - counts, 1))
-        return np.asarray(np.where(values > 0, ones, zeros), np.float32)
-    places = np.searchsorted(target.grades, values) if target.kind == "score" else values
+        return np.asarray(np.where(values >= 0.5, ones, zeros), np.float32)
+    if target.kind == "score":
+        places = np.abs(values[:, None] - target.grades).argmin(1)
+    else:
+        places = values.argmax(1) if values.ndim == 2 else values
     return np.asarray(counts.sum() / (len(counts) * counts[places]), np.float32)

@@ -41,6 +41,7 @@ CONFIG_FILE = "data_config.json"
 ELSEWHERE = (
     "data_path", "table", "folder", "id_column", "columns", "target", "sample_submission", "tta",
     "force_tta", "probabilities", "damaged", "damaged_row", "classes", "pretrained", "value_range",
+    "pseudo",
 )  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
 
@@ -93,15 +94,20 @@ class ImageTraining(Task):
         """The images of the data path, and their classes."""
         _ = self.transforms  # a wrong setting of theirs ends here
         train, valid = listing.find_training_images(self.settings, self.predicts)
-        says = self.predicts is None and is_first_rank()
+        goes_on = self.predicts is not None
+        says = not goes_on and is_first_rank()
         for remark in listing.remarks(self.settings, train) if says else ():
             print(remark, file=sys.stderr, flush=True)
-        is_known = self.settings.value_range is not None or self.predicts is not None
+        self.predicts = self.predicts or train.target.fitted(train.values)
+        identity = {"data": f"{train.digest()}{valid.digest()}"}
+        if self.settings.pseudo is not None:
+            train = listing.with_predicted(train, self.settings)
+            identity["pseudo"] = train.digest()
+        is_known = self.settings.value_range is not None or goes_on
         self.values = find_range(
             train.files, valid.files, known=self.values if is_known else None,
             skip=self.settings.damaged == "skip",
         )  # fmt: skip
-        self.predicts = self.predicts or train.target.fitted(train.values)
         if self.beside is None and train.texts:
             self.beside = TableFeatures.fitted(train.texts)
         _ = self.criterion  # a loss that does not fit ends here
@@ -115,7 +121,7 @@ class ImageTraining(Task):
                 RANGE_FILE: self.values.to_json(),
                 **({} if self.beside is None else {FEATURES_FILE: self.beside.to_json()}),
             },
-            identity={"data": f"{train.digest()}{valid.digest()}"},
+            identity=identity,
             ids=valid.names,
         )
 
@@ -179,14 +185,15 @@ class ImageTraining(Task):
     def probe_batches(self, settings: PlanSettings) -> list[Batch]:
         side = self.input.side
         image = torch.zeros(3, side, side, dtype=torch.uint8)
-        label = self.criterion.target.blank()
+        label = self.criterion.target.blank(soft=self.settings.pseudo is not None)
         sample = {"image": image, "label": label, **augmentation.not_mixed(), **self._weight(None)}
         if self.beside is not None:
             sample["features"] = np.zeros(len(self.beside.columns), np.float32)
         return [stack_samples([sample] * settings.micro_rows, settings.micro_rows)]
 
     def count_samples(self) -> int:
-        return len(listing.find_training_images(self.settings, self.predicts)[0])
+        train = listing.find_training_images(self.settings, self.predicts)[0]
+        return len(listing.with_predicted(train, self.settings))
 
     # -- model -----------------------------------------------------------------------------------
     def build_model(self, ops: ModelOps) -> nn.Module:
@@ -229,10 +236,10 @@ class ImageTraining(Task):
         """(rows,) whether a row's class, or the share of its labels, is found."""
         kind = self.criterion.target.kind
         if kind == "labels":
-            return {"accuracy": ((scores > 0).float() == label).float().mean(1)}
+            return {"accuracy": ((scores > 0) == (label > 0.5)).float().mean(1)}
         if kind != "class":
             return {}
-        target = label[:, None]
+        target = label.argmax(1, keepdim=True) if label.ndim == 2 else label[:, None]
         own, classes = scores.gather(1, target), torch.arange(scores.shape[1], device=label.device)
         # Of equal scores the first class counts as the best, as for `argmax`; NaN is never right.
         better = (~(scores <= own) | ((scores == own) & (classes < target))).sum(1)

@@ -34,6 +34,7 @@ from tpukit.train.labelled import (
     validation_rows_of,
 )
 from tpukit.train.metrics import mean_by_sample
+from tpukit.train.pseudo import pseudo_labels, soft
 from tpukit.train.requests import PredictionRequest
 from tpukit.train.submission import Predictions
 from tpukit.train.target import Target
@@ -60,7 +61,7 @@ TOKENIZER = "tokenizer-"
 """What the names of a tokenizer's files begin with in a checkpoint."""
 ELSEWHERE = (
     "data_path", "table", "id_column", "columns", "target", "sample_submission", "text_columns",
-    "probabilities", "recompute",
+    "probabilities", "recompute", "pseudo",
 )  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
 LORA_LR = 2e-4
@@ -194,6 +195,10 @@ class TextTask(Task):
             parts = [([[t[r] for r in part] for t in texts], found.values[part]) for part in rows]
             ids = [found.ids[row] for row in rows[1]]
         self.predicts = found.target.fitted(parts[0][1])
+        if more := pseudo_labels(self._data, self.predicts):
+            (texts, values), further = parts[0], self._texts(more.test_rows(self._data))
+            both = [soft(self.predicts, values), more.values]
+            parts[0] = [[*a, *b] for a, b in zip(texts, further, strict=True)], np.concatenate(both)
         _ = self.criterion  # a loss that does not fit ends here
         if is_first_rank():
             for remark in (self._remark(), *unused_folds(table, found.target, self._data)):
@@ -289,7 +294,7 @@ class TextTask(Task):
         if not self.lengths and self._table() is not None:
             self.known_samples = len(self.datasets().train)
         target = self.criterion.target
-        label = target.blank()
+        label = target.blank(soft=self.settings.pseudo is not None)
         tokens = np.ones(1, np.int32)
         weights = self._weights(label[None])
         data = TextSamples([tokens], None, np.zeros(1, np.int64), label[None], weights)
@@ -350,9 +355,10 @@ class TextTask(Task):
         loss = criterion.losses(scores, label, smoothing=smoothing, weights=labels)
         found = {"loss": loss, "weight": batch["weight"]}
         if criterion.target.kind == "class":
-            found["accuracy"] = (scores.argmax(1) == label).float()
+            best = label.argmax(1) if label.ndim == 2 else label
+            found["accuracy"] = (scores.argmax(1) == best).float()
         elif criterion.target.kind == "labels":
-            found["accuracy"] = ((scores > 0).float() == label).float().mean(1)
+            found["accuracy"] = ((scores > 0) == (label > 0.5)).float().mean(1)
         return found
 
     def predictions(self, model: nn.Module, batch: Batch) -> Tensor:

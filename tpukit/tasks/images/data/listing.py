@@ -32,6 +32,7 @@ from tpukit.train.labelled import (
     unused_folds,
     validation_rows_of,
 )
+from tpukit.train.pseudo import pseudo_labels, soft
 from tpukit.train.target import Target, Values, as_number, numbers_first, require_known
 
 SUFFIXES = (
@@ -75,8 +76,9 @@ class LabelledImages:
 
     @property
     def values(self) -> Values:
-        """See `Target.values`."""
-        return np.array(self.labels, np.int64 if self.target.kind == "class" else np.float32)
+        """See `Target.values`; with soft labels `PseudoLabels.values`."""
+        is_class = self.target.kind == "class" and not isinstance(next(iter(self.labels), 0), tuple)
+        return np.array(self.labels, np.int64 if is_class else np.float32)
 
     def class_counts(self) -> tuple[int, ...]:
         """Images of each class."""
@@ -169,6 +171,21 @@ def labelled_images(
             )
     texts = tuple(texts_of(table, features)) if features else ()
     return LabelledImages(tuple(files), labels, target, tuple(rows.ids), texts)
+
+
+def with_predicted(train: LabelledImages, config: ImagesConfig) -> LabelledImages:
+    """Training images with those of the setting `pseudo` behind them, all with soft labels."""
+    found = pseudo_labels(config, train.target)
+    if found is None:
+        return train
+    files = files_of(found.table, found.id_column, find_test_folder(config, None))
+    texts: tuple[Mapping[str, str], ...] = ()
+    if train.texts:
+        texts = (*train.texts, *texts_of(found.test_rows(config), [*train.texts[0]]))
+    values = [*soft(train.target, train.values).tolist(), *found.values.tolist()]
+    labels = tuple(tuple(v) if isinstance(v, list) else v for v in values)
+    ids = (*train.names, *found.table.column(found.id_column))
+    return LabelledImages((*train.files, *files), labels, train.target, ids, texts)
 
 
 def texts_of(table: Table, columns: Sequence[str]) -> Iterator[Mapping[str, str]]:
