@@ -111,5 +111,19 @@ def windows():
     return reports
 
 
+def addresses():
+    """Arguments that a step's program writes over, where an overwritten tensor's address is that of
+    an argument of another form: each pair, as positions of argument and output."""
+    from tpukit.probe.compiler.trace import handles_of, open_tracing
+
+    backend = open_tracing("bf16", shard=False, fused=False)
+    small, large = (backend.placeholders.like(torch.ones(n)) for n in (4, 202))
+    outputs = [large + small.sum(), large * 2]
+    program = backend._program(outputs, handles_of([small, large]))
+    _, arguments = torch_xla._XLAC._get_tensors_xla_device_data_node(outputs)
+    sizes = [argument.numel() for argument in arguments]
+    return [[sizes[argument], output] for argument, output in program.aliases.items()]
+
+
 if __name__ == "__main__":
     print(json.dumps({name: globals()[name]() for name in sys.argv[1:]}))

@@ -103,6 +103,10 @@ def handles_of(tensors: Sequence[Tensor]) -> list[int]:
     return handles
 
 
+def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
+
+
 def _sharding(spec: Spec | None, devices: int) -> str | None:
     """A spec as mhlo.sharding; None: replicated."""
     if devices == 1 or spec is None or not any(spec):
@@ -162,6 +166,12 @@ class TracingBackend(KernelShares, XlaBackend):
         _, arguments = torch_xla._XLAC._get_tensors_xla_device_data_node(outputs)
         known, handles = self.placeholders.by_handle, handles_of(arguments)
         index_of = {handle: index for index, handle in enumerate(handles)}
+        # A handle is an address: that of what is overwritten unread may be another argument's now.
+        aliases = {
+            index_of[handle]: output
+            for output, handle in enumerate(replaced)
+            if handle in index_of and _form(arguments[index_of[handle]]) == _form(outputs[output])
+        }
         resident: Counter[str] = Counter()
         elsewhere = 0
         # A buffer that the model made itself in a step before was sent by no one.
@@ -170,7 +180,7 @@ class TracingBackend(KernelShares, XlaBackend):
             elsewhere += 0 if handle in index_of else known[handle].bytes_per_device
         return Program(
             bytecode=xm.get_stablehlo_bytecode(outputs),
-            aliases={index_of[h]: output for output, h in enumerate(replaced) if h in index_of},
+            aliases=aliases,
             argument_shardings=tuple(
                 known[handle].sharding if handle in known else None for handle in handles
             ),
