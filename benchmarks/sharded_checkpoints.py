@@ -1,12 +1,13 @@
 """Host memory and time of a sharded run's start, save and resume, over ranks of this machine.
 
-    python benchmarks/sharded_checkpoints.py [--ranks 4 8] [--millions 300]
+    python benchmarks/sharded_checkpoints.py [--ranks 4 8] [--millions 300 | --llama 8]
 
-Layers of two matrices, Adam, gloo ranks on the CPU, whose host is their device: `share` is what a
-rank keeps of weights, gradients and moments. For each phase and rank the peak of the resident
-memory above what the process held before it. `stall` is the time for which a step waits for a save,
-`written` that until the checkpoint is there, and what a save that does not return early would cost.
-The resumed ranks are new processes.
+Layers of two matrices, or a model of Llama-3.1-8B's layers, heads and vocabulary whose widths are
+divided, with weights to start from. Adam, gloo ranks on the CPU, whose host is their device:
+`share` is what a rank keeps of weights, gradients and moments. For each phase and rank the peak of
+the resident memory above what the process held before it. `stall` is the time for which a step
+waits for a save, `written` that until the checkpoint is there, and what a save that does not return
+early would cost. The resumed ranks are new processes.
 """
 
 import argparse
@@ -26,7 +27,9 @@ from pathlib import Path
 from recorded import RESULTS, write_result
 
 RESULT = RESULTS / "sharded_checkpoints.json"
+LLAMA_RESULT = RESULTS / "sharded_checkpoints_llama.json"
 WIDTH, WIDER = 1024, 4096
+BLOCK_BYTES = (2 * WIDTH * WIDER + WIDTH + WIDER) * 4
 PHASES = ("start", "step", "save", "next save", "resume")
 
 
@@ -83,6 +86,36 @@ def task(millions: int):
     return Wide()
 
 
+def write_llama(folder: Path, divisor: int) -> None:
+    """Weights of Llama-3.1-8B's form with widths divided, a tokenizer of words, dialogues."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = ["<s>", "</s>", "<unk>", *(f"w{i}" for i in range(1000))]
+    made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder / "llama")
+    config = LlamaConfig(
+        hidden_size=4096 // divisor, intermediate_size=14336 // divisor, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128 // divisor, vocab_size=128256,
+        max_position_embeddings=8192, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder / "llama")
+    words = ["-m", "tpukit", "data", "dialogues", "--out", str(folder / "data"), "--n", "100"]
+    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+
+
+def llama(folder: Path):
+    """The task that goes on from these weights."""
+    from tpukit.registry.classes import load_task
+
+    settings = {"init": str(folder / "llama"), "block_size": 64}
+    return load_task("llm", settings, str(folder / "data"))
+
+
 def memory(name: str) -> int:
     """`VmRSS` or `VmHWM` of this process, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -102,7 +135,7 @@ def watched(backend, seen: dict[str, dict[str, float]], name: str) -> Iterator[d
     found |= {"peak": memory("VmHWM") - before, "left": memory("VmRSS") - before}
 
 
-def rank(folder: Path, millions: int) -> None:
+def rank(folder: Path, millions: int, divisor: int | None) -> None:
     """One rank: what it saw goes into a file of its own."""
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
@@ -116,7 +149,8 @@ def rank(folder: Path, millions: int) -> None:
     world = int(os.environ["WORLD_SIZE"])
     backend = open_backend(HardwareOptions(hw="cpu", devices=world, shard=True))
     config = TrainConfig(global_batch_size=world, accumulate=1, max_steps=9, num_workers=0)
-    request = TrainingRequest(task(millions), config, RunFolder(folder / "run"))
+    own = task(millions) if divisor is None else llama(folder)
+    request = TrainingRequest(own, config, RunFolder(folder / "run"))
     seen: dict[str, dict[str, float]] = {}
     phase = partial(watched, backend, seen)
 
@@ -148,9 +182,11 @@ def rank(folder: Path, millions: int) -> None:
         writer.close()
         held = [*state.learner.model.parameters()]
         moments = [t for s in state.learner.optimizer.state.values() for t in s.values()]
-        own = (getattr(t, "to_local", lambda t=t: t)() for t in (*held, *held, *moments))
-        seen["share"] = {"bytes": sum(tensor.nbytes for tensor in own)}
-        seen["parameters"] = {"count": sum(p.numel() for p in held)}
+        local = (getattr(t, "to_local", lambda t=t: t)() for t in (*held, *held, *moments))
+        seen["share"] = {"bytes": sum(tensor.nbytes for tensor in local)}
+        seen["parameters"] = {
+            "count": sum(p.numel() for p in held), "largest": 4 * max(p.numel() for p in held)
+        }  # fmt: skip
     else:
         with phase("resume"):
             state = load_run_state(plan, backend, find_checkpoint(request, backend, print))
@@ -161,14 +197,15 @@ def rank(folder: Path, millions: int) -> None:
     backend.close()
 
 
-def launched(folder: Path, ranks: int, millions: int) -> None:
+def launched(folder: Path, ranks: int, options: argparse.Namespace) -> None:
     """All ranks, to their end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     own = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
            "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "USE_TORCH_XLA": "0"}  # fmt: skip
-    command = [sys.executable, __file__, "--rank", str(folder), "--millions", str(millions)]
+    command = [sys.executable, __file__, "--rank", str(folder), "--millions", str(options.millions)]
+    command += ["--llama", str(options.llama)] if options.llama else []
     children = [
         subprocess.Popen(
             command, env={**os.environ, **own, "RANK": str(each), "LOCAL_RANK": str(each)}
@@ -180,17 +217,20 @@ def launched(folder: Path, ranks: int, millions: int) -> None:
         sys.exit("A rank failed.")
 
 
-def measured(ranks: int, millions: int) -> dict[str, object]:
+def measured(ranks: int, options: argparse.Namespace) -> dict[str, object]:
     """The largest of the ranks' values, by phase."""
     with tempfile.TemporaryDirectory(prefix="sharded-checkpoints-") as path:
         folder = Path(path)
-        launched(folder, ranks, millions)
-        launched(folder, ranks, millions)
+        if options.llama:
+            write_llama(folder, options.llama)
+        launched(folder, ranks, options)
+        launched(folder, ranks, options)
         found = [json.loads(file.read_text()) for file in folder.glob("*.json")]
     begun = [each for each in found if "start" in each]
     result: dict[str, object] = {
         "share_bytes": max(each["share"]["bytes"] for each in begun),
         "parameters": begun[0]["parameters"]["count"],
+        "largest_bytes": begun[0]["parameters"]["largest"],
     }
     for name in PHASES:
         values = [each[name] for each in found if name in each]
@@ -198,7 +238,7 @@ def measured(ranks: int, millions: int) -> dict[str, object]:
     return result
 
 
-def compared(ranks: str, found: dict, block: int) -> Iterator[str]:
+def compared(ranks: str, found: dict) -> Iterator[str]:
     """What a rank waits and holds, beside what it did with states in one piece."""
     whole, share = 4 * found["parameters"], found["share_bytes"]
     yield f"{ranks} ranks, {found['parameters'] / 1e6:.0f} M parameters"
@@ -209,7 +249,7 @@ def compared(ranks: str, found: dict, block: int) -> Iterator[str]:
             f" ({stall / written:.0%}; aim: 10%)"
         )
     own = found["start"]["peak"]
-    limit = 1.15 * (whole / int(ranks) + block)
+    limit = 1.15 * (whole / int(ranks) + max(BLOCK_BYTES, found["largest_bytes"]))
     yield (
         f"  host memory of a rank at the start: {whole / 1e6:,.0f} MB in one piece, now"
         f" {own / 1e6:,.0f} MB (aim: {limit / 1e6:,.0f} MB)"
@@ -225,20 +265,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--millions", type=int, default=300)
+    parser.add_argument("--llama", type=int, help="the divisor of Llama-3.1-8B's widths")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        rank(options.rank, options.millions)
+        rank(options.rank, options.millions, options.llama)
         return
-    block = (2 * WIDTH * WIDER + WIDTH + WIDER) * 4
-    result = {
-        "block_bytes": block,
-        "ranks": {str(n): measured(n, options.millions) for n in options.ranks},
-    }
-    write_result(RESULT, result)
+    found = {str(n): measured(n, options) for n in options.ranks}
+    result = {"block_bytes": BLOCK_BYTES, "ranks": found}
+    write_result(RESULT if options.llama is None else LLAMA_RESULT, result)
     print(json.dumps(result, indent=2))
     for ranks, found in result["ranks"].items():
-        print("\n".join(compared(ranks, found, block)))
+        print("\n".join(compared(ranks, found)))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from transformers import AutoConfig
 
-from tpukit.hardware.memory import give_freed_memory_back
 from tpukit.hardware.modules import local
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
@@ -34,7 +33,6 @@ def lm_of(folder: Path) -> nn.Module:
 folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
 backend = open_backend(HardwareOptions(hw="cpu", devices=ranks, shard=True))
 backend.prepare(lambda: lm_of(folder / "small"))  # imports what it needs
-give_freed_memory_back()  # where the host is the device, the backend keeps it for the steps
 Path("/proc/self/clear_refs").write_text("5")
 before = memory("VmRSS")
 model = backend.prepare(lambda: lm_of(folder / "large"))
