@@ -12,11 +12,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from recorded import RESULTS, ROOT, measured, table, write_result
+from tpu_models import write_encoder
 
 RESULT = RESULTS / "tpu_batches.json"
 GIB = 2**30
@@ -76,6 +79,11 @@ SHARDED: Mapping[str, list[str]] = {
     **{f"{name}, --shard": [*words, "--shard"] for name, words in LANGUAGE.items()},
 }
 """For a v5e-8."""
+ENCODERS: Mapping[str, str] = {
+    "DeBERTa-v3-base, --task text, 512 tokens": "deberta-v3-base",
+    "ModernBERT-base, --task text, 512 tokens": "modernbert-base",
+}
+"""The text task's, for a v5e-8 too."""
 
 
 def ask(words: list[str], target: str, minutes: float) -> dict[str, Any]:
@@ -150,6 +158,17 @@ def shown(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def asked_models(target: str) -> Iterator[tuple[str, list[str]]]:
+    """Names, and arguments of `probe-batch`; a folder of a model is there while it is asked."""
+    yield from (SHARDED if target.endswith("-8") else MODELS).items()
+    for name, encoder in ENCODERS.items():
+        with tempfile.TemporaryDirectory(prefix=f"{encoder}-") as folder:
+            write_encoder(Path(folder), encoder)
+            given = ["--set", f"model={folder}", "--max-length", "512"]
+            start = ["--start", str(TEXT_START)]
+            yield name, ["--task", "text", "--data-path", "/nonexistent", *given, *start]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", help="models by their names here")
@@ -157,7 +176,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0, help="longest time for a model")
     parser.add_argument("--again", action="store_true", help="also models that were asked")
     options = parser.parse_args()
-    for name, words in (SHARDED if options.target.endswith("-8") else MODELS).items():
+    for name, words in asked_models(options.target):
         key = f"{name} | {options.target}"
         left_out = options.only is not None and name not in options.only
         if left_out or (key in kept() and not options.again):
