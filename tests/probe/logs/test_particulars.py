@@ -86,6 +86,16 @@ def test_an_exception_of_ones_own_code_names_its_line():
     assert "The place to change is data.py:7" in said
 
 
+@pytest.mark.parametrize(
+    ("message", "setting"),
+    [("the key must be one that is there: ['loss', 'frob_total', 'step']", "that value"),
+     ("frob_total must be larger than 3, not among [1, 2]", "`frob_total`")],
+)  # fmt: skip
+def test_a_name_in_a_list_is_no_setting_to_change(message, setting):
+    said = answer(frame("frob/core.py", "check(x)"), f"ValueError: {message}\n")
+    assert f"Print {setting}" in said
+
+
 def test_the_lines_below_an_exception_belong_to_its_message():
     log = frame("frob/core.py", "check(x)") + "FrobError: frob_launcher refuses it.\n"
     said = answer(log, "Number of frobs (32) must be equal to number of columns (64).\n")

@@ -40,6 +40,7 @@ _LISTED = re.compile(
     re.IGNORECASE,
 )
 """A value that is refused, and the list of those that are taken."""
+_LIST = re.compile(r"\[[^\[\]]*,[^\[\]]*\]")
 _ROOT = re.compile(r".*?[/\\](?:site|dist)-packages(?=[/\\])")
 _NAMED_FILE = re.compile(r"\((/[^()\n]{3,400}\.py)\)$")
 """The file of a module, as an ImportError names it."""
@@ -56,6 +57,9 @@ def particulars(
     found = {"raiser": f"`{raiser}`{version}" if raiser else "the program"}
     said = f"{raised.message[:2000]}\n{raised.details}"
     found |= {name: m[name] for name, form in _NAMED.items() if (m := form.search(said))}
+    # One of the values that a message lists is no setting to change.
+    alone = _NAMED["setting"].search(_LIST.sub("[]", said))
+    found["setting"] = alone["setting"] if alone else ""
     found |= {**captures} | ({"module": entry.place} if entry.place else {})
     found["native"] = raised.native_call
     found["pip"] = _pip(found.get("name", "").partition(".")[0])
