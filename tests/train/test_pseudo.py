@@ -141,11 +141,24 @@ def test_predictions_are_matched_by_their_ids(tmp_path):
     table, values = labels_of(tmp_path, soft)
     assert table.column("text") == ["three", "one"]
     assert np.array(values) == pytest.approx(np.array([[0.7, 0.1, 0.2], [0, 1, 0]]))
+    pets = Target("class", ("pet",), ("cat", "dog"))
+    for name, expected in (("cat", [0.75, 0.25]), ("dog", [0.25, 0.75]), ("pet", [0.25, 0.75])):
+        assert labels_of(tmp_path, [("id", name), ("b", 0.75)], pets)[1] == [expected]
     two = Target("class", ("y",), ("0", "1"))
     assert labels_of(tmp_path, [("id", "y"), ("b", 0.25)], two)[1] == [[0.75, 0.25]]
     assert labels_of(tmp_path, [("id", "y"), ("b", 1)], two)[1] == [[0.0, 1.0]]
     score = Target("score", ("s",), ("1", "2", "4"))
     assert labels_of(tmp_path, [("id", "s"), ("b", 3.5)], score)[1] == [3.5]
+
+
+def test_rows_of_one_id_are_taken_in_their_order(tmp_path):
+    write(tmp_path / "test.csv", [("id", "text"), ("a", "one"), ("b", "two"), ("a", "three")])
+    score = Target("score", ("s",), ("1", "2", "4"))
+    rows = [("id", "s"), ("a", 1), ("a", 2), ("b", 4)]
+    table, values = labels_of(tmp_path, rows, score)
+    assert table.column("text") == ["one", "three", "two"] and values == [1, 2, 4]
+    with pytest.raises(DataError, match="has no row of id 'b' more"):
+        labels_of(tmp_path, [*rows, ("b", 1)], score)
 
 
 @pytest.mark.parametrize(

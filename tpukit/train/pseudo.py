@@ -11,6 +11,7 @@ from tpukit.errors import DataError
 from tpukit.io.process import is_first_rank
 from tpukit.io.tables import Table, column_place, plain_name, table_file
 from tpukit.train.labelled import TableSettings, id_column_of, table_with_rows
+from tpukit.train.submission import rows_by_id
 from tpukit.train.target import Target, Values, as_number
 
 SUM_TOLERANCE = 1e-3
@@ -26,18 +27,19 @@ class PseudoLabels(NamedTuple):
     """(rows, classes) probabilities; else as `Target.values`, of labels probabilities."""
 
     def test_rows(self, settings: TableSettings) -> Table:
-        """These rows of the test table. Raises DataError for an id that it lacks."""
+        """These rows of the test table, those of one id in its order. Raises DataError for an id
+        that it lacks."""
         tests = table_with_rows(table_file(Path(settings.data_path), "test"))
         own = id_column_of(tests, settings.id_column, needed=1)
-        places = {plain_name(name): row for row, name in enumerate(tests.column(own))}
-        ids = [*map(plain_name, self.table.column(self.id_column))]
-        for row, name in enumerate(ids):
-            if name not in places:
+        places, chosen = rows_by_id(tests.column(own)), []
+        for row, name in enumerate(self.table.column(self.id_column)):
+            if not (left := places[plain_name(name)]):
                 raise DataError(
-                    f"{self.table.where(row)}: {tests.path} has no row of {own} {name!r}.",
+                    f"{self.table.where(row)}: {tests.path} has no row of {own} {name!r}"
+                    f"{' more' * (plain_name(name) in map(plain_name, tests.column(own)))}.",
                     "--set pseudo= names predictions of the test table's rows.",
                 )
-        chosen = [places[name] for name in ids]
+            chosen.append(left.popleft())
         return replace(
             tests, rows=[tests.rows[p] for p in chosen], lines=[tests.lines[p] for p in chosen]
         )
@@ -94,9 +96,10 @@ def _values(table: Table, id_column: str, target: Target) -> Values:
 
 
 def _of_one_column(table: Table, name: str, target: Target) -> Values:
-    """Classes, or of two classes the probability of the second one."""
+    """Classes, or of two classes the probability of the one that names the column, else of the
+    second, as `submission.form_of` writes them."""
     texts = [text.strip() for text in table.column(name)]
-    if {*texts} <= {*target.classes}:
+    if name not in target.classes and {*texts} <= {*target.classes}:
         return soft(target, np.array([target.classes.index(text) for text in texts]))
     if len(target.classes) != 2:
         raise DataError(
@@ -104,8 +107,9 @@ def _of_one_column(table: Table, name: str, target: Target) -> Values:
             f" classes ({', '.join(target.classes[:3])}, ...).",
             "`tpukit predict --set probabilities=true --out pseudo.csv` writes a column for each.",
         )
-    second = _numbers(table, name, target)
-    return np.stack([1 - second, second], 1)
+    own = _numbers(table, name, target)
+    pair = [own, 1 - own] if name == target.classes[0] else [1 - own, own]
+    return np.stack(pair, 1)
 
 
 def _numbers(table: Table, name: str, target: Target) -> Values:
