@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tiny_task import Container
 
+from tpukit.hardware.modules import local
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 from tpukit.io.files import partial_of, replacing_folder
@@ -43,6 +44,14 @@ plan = plan_run(request, backend, resumes=True)
 writer = BackgroundWriter(
     Path(out.replace("RANK", os.environ.get("RANK", ""))) / "checkpoints", is_main=backend.is_main
 )
-writer.write(load_run_state(plan, backend, checkpoint), is_best=False)
+state = load_run_state(plan, backend, checkpoint)
+rooms = []
+if state.is_in_shards:  # as the engine does it after the first step
+    fill = state.make_room()
+    writer.prepare(lambda: rooms.extend(fill()))
+writer.write(state, is_best=False)
 writer.close()
+found = state.state_dict()
+kept = {local(t).data_ptr() for name in ("model", "optimizer", "ema") for t in found[name].values()}
+assert kept.issuperset(room.data_ptr() for room in rooms), "a save took other memory"
 backend.close()

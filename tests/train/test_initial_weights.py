@@ -1,15 +1,19 @@
 """`--init-from`: a run's best weights begin another run, and nothing else of it does."""
 
 import json
+import re
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
 from runs import TINY, VIRTUAL_TPU, failure, latest, parameters, result, same_bytes, tpukit
+from safetensors.torch import save_file
 from tiny_task import Tiny
 
 import tpukit as package
 from tpukit.errors import CheckpointError, ConfigError
+from tpukit.train.weights import read_tensor
 
 BASE = ["train", "--task", TINY, "--hw", "cpu", "--json"]
 STILL = ["--lr", "0", "--max-steps", "2", "--set", "clip_norm=0"]
@@ -106,3 +110,34 @@ def test_its_own_folder_is_refused(trained):
 def test_other_settings_are_refused_with_this_way_on(trained):
     told = failure(tpukit(*BASE[:-1], "--max-steps", "12", "--lr", "1", "--results-dir", trained))
     assert "lr was 0.001, now 1.0" in told and f"--init-from {trained}" in told
+
+
+def test_a_tensor_is_read_in_pieces(tmp_path, monkeypatch):
+    file = tmp_path / "weights.safetensors"
+    shapes = [(), (0,), (0, 3), (3, 0), (1,), (5,), (7, 3), (1, 40), (4, 2, 3)]
+    tensors = {str(s): torch.randn(s).to(torch.bfloat16) for s in shapes}
+    save_file(tensors, file)
+    monkeypatch.setattr("tpukit.train.weights.PIECE_NUMBERS", 8)
+    for name, tensor in tensors.items():
+        found = read_tensor(file, name, torch.float32)
+        assert found.dtype == torch.float32 and torch.equal(found, tensor.float())
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no peak to read")
+def test_a_read_tensor_is_in_memory_once(tmp_path):
+    """And a piece of its file, whose pages count too while it is mapped."""
+    save_file({"large": torch.ones(40, 2**20)}, tmp_path / "weights.safetensors")
+    expected = 4 * 40 * 2**20
+
+    def resident(field):
+        return 1024 * int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+    read_tensor(tmp_path / "weights.safetensors", "large", torch.float32)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    found = read_tensor(tmp_path / "weights.safetensors", "large", torch.float32)
+    assert (
+        expected <= resident("VmHWM") - before + 2**24
+        and resident("VmHWM") - before < 1.6 * expected
+    )
+    assert found.sum() == found.numel()

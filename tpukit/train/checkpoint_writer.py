@@ -176,7 +176,7 @@ class BackgroundWriter:
         self._is_main = is_main
         self._send = send
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
+        self._pending: Future[object] | None = None
         self._group: dist.ProcessGroup | None = group_of_writers() if in_shards else None
 
     def write(self, state: Stateful, *, is_best: bool) -> None:
@@ -190,6 +190,11 @@ class BackgroundWriter:
             self._group = group_of_writers()
         if self._is_main or in_shards:
             self._pending = self._pool.submit(self._write, copied, is_best)
+
+    def prepare(self, fill: Callable[[], object]) -> None:
+        """Fills the room for the copies of a first `write` on the thread, which it waits for."""
+        self.wait()
+        self._pending = self._pool.submit(fill)
 
     def record_best(self, step: int, best: Mapping[str, float]) -> None:
         """Makes the checkpoint of `step`, which is written, the best one."""

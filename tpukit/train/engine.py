@@ -71,6 +71,8 @@ class Engine:
                         break
                 if self.step == first_step + 1:
                     self.monitor.first_step_done()
+                    if self.state.is_in_shards:
+                        self.writer.prepare(self.state.make_room())
 
                 # once in a while: read the metrics and log them
                 if self.plan.logs_after(self.step):

@@ -1,6 +1,6 @@
 """All that a run goes on with after a step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,7 +37,8 @@ class RunState(Stateful):
         self.since_best = 0
         """Validations since the last improvement."""
         self._copies: dict[str, dict[str, Tensor]] = {}
-        """The last save's, of a state in shards: new memory takes four times as long to fill."""
+        """Room for a save's copies, of a state in shards: new memory takes four times as long to
+        fill."""
 
     @property
     def step(self) -> int:
@@ -49,16 +50,30 @@ class RunState(Stateful):
         """Whether ranks hold parts of tensors."""
         return any(isinstance(each, DTensor) for each in self.learner.model.parameters())
 
+    def make_room(self) -> Callable[[], list[Tensor]]:
+        """Takes memory for the copies that the saves of a state in shards make, once its optimizer
+        has a state. Returns what fills it, on any thread: the system hands out a page when it is
+        first written to."""
+        for name, tensors in self._tensors():
+            shards = {key: t.detach() for key, t in tensors.items() if isinstance(t, DTensor)}
+            self._copies[name] = {k: torch.empty_like(t, device="cpu") for k, t in shards.items()}
+        rooms = [local(room) for named in self._copies.values() for room in named.values()]
+        return lambda: [room.zero_() for room in rooms]
+
+    def _tensors(self) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
+        """What a checkpoint holds on devices."""
+        yield "model", self.learner.model_tensors()
+        yield "optimizer", self.learner.optimizer_state.tensors()
+        with self.learner.evaluation_weights() as averaged:
+            if averaged:
+                yield "ema", averaged
+
     def state_dict(self) -> StateDict:
         """Copies on the host: of shards on each rank's, else on the main rank's. Every rank calls
         it; those of shards are written over by the next call."""
         learner, backend = self.learner, self.learner.backend
         model = learner.model_tensors()
-        kept = {"model": model, "optimizer": learner.optimizer_state.tensors()}
-        copies = {name: self._copy(name, each) for name, each in kept.items()}
-        with learner.evaluation_weights() as averaged:
-            if averaged:
-                copies["ema"] = self._copy("ema", averaged)
+        copies = {name: self._copy(name, each) for name, each in self._tensors()}
         plain = PlainState(
             step=self.step,
             task=self.plan.task.name,

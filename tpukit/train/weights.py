@@ -199,13 +199,25 @@ def describe(content: Any) -> str:
 
 
 # -- files of which no host holds the model ------------------------------------------------------
+PIECE_NUMBERS = 2**24
+"""What is read of a file at a time."""
+
+
 @torch.library.custom_op("tpukit::read_tensor", mutates_args=())
 def _read_tensor(file: str, name: str, *, dtype: torch.dtype, device: torch.device) -> Tensor:
     with safe_open(file, "pt") as opened:
-        kept = opened.get_tensor(name)
+        shape = opened.get_slice(name).get_shape()
+    found = torch.empty(shape, dtype=dtype, device=device)
     if device == torch.device("meta"):
-        return torch.empty(kept.shape, dtype=dtype, device=device)
-    found: Tensor = kept.to(dtype, copy=True)  # the file may be replaced
+        return found
+    rows = max(1, PIECE_NUMBERS * shape[0] // max(1, found.numel())) if shape else 1
+    for start in range(0, shape[0] if shape else 1, rows):
+        # opened for each: pages of a mapped file count as this process's until it is closed
+        with safe_open(file, "pt") as opened:
+            if shape:
+                found[start : start + rows] = opened.get_slice(name)[start : start + rows]
+            else:
+                found.copy_(opened.get_tensor(name))
     return found
 
 
