@@ -139,6 +139,40 @@ def test_templates_see_what_they_look_for(tmp_path: Path) -> None:
     assert [*map(int, example.learned)] == whole["assistant_masks"][: len(example.tokens)]
 
 
+TOOLS = (
+    "{% if tools %}<tool_call>{...}</tool_call>{% endif %}{% for m in messages %}"
+    "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "<|im_end|>{% endgeneration %}{% elif '<tool_call>' in m.content %}?<|im_end|>"
+    "{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("name", ["Ann", "<|im_end|>"])
+def test_a_message_is_learned_from_its_beginning_to_its_end(tmp_path: Path, name: str) -> None:
+    """Calls of tools, which the template looks for, are all of what these turns say."""
+    write_tokenizer(tmp_path, chat=TOOLS)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    ours = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900, turns)
+    said = [f"<tool_call>\n{name}\n</tool_call>", f"So <tool_call>{name}</tool_call>", "Bob."]
+    messages = [
+        {"role": role, "content": text} for answer in said
+        for role, text in (("user", "Who?"), ("assistant", answer))
+    ]  # fmt: skip
+    example = ours.example(Row(1, "1", json.dumps(messages[:-1]), "Bob."))
+    assert example is not None and example.learned is not None
+    learned = np.array(example.tokens)[example.learned]
+    assert theirs.decode(learned) == "".join(f"{text}<|im_end|>" for text in said)
+
+
+def test_an_end_in_plain_text_is_no_token_that_an_answer_may_have(tmp_path: Path) -> None:
+    """A template whose `<|done|>` the tokenizer was not given: `<` alone would end answers."""
+    write_tokenizer(tmp_path, chat=TOOLS.replace("<|im_end|>", "<|done|>"))
+    tokenizer = load_tokenizer(str(tmp_path)).for_chat()
+    assert tokenizer.decode([*tokenizer.encode("1 < 2"), tokenizer.end, 5]) == "1 < 2"
+
+
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
     "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}"

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.llm.data.rows import DIALOGUES, Columns, Row
-from tpukit.tasks.llm.data.tokenizer import ANSWERED, ASKED, Tokenizer
+from tpukit.tasks.llm.data.tokenizer import ANSWERED, ASKED, WRITTEN, Tokenizer
 
 BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"
 BEFORE_SUMMARY = "\n\n### SUMMARY:\n"
@@ -196,23 +196,27 @@ class PromptFormat:
         says."""
         messages: list[tuple[str, str]] = []
         data: list[tuple[str, int]] = []
+        edges = [("", "")]
         for number, message in enumerate(json.loads(row.dialogue), 1):
             seen, rest = self.tokenizer.with_places(message["content"], len(data))
             messages.append((message["role"], seen))
             data += [(text, number) for text in rest]
+            around = WRITTEN.split(seen)
+            edges.append((around[0], around[-1]))
         try:
             pieces = self._pieces(tuple(messages), asks=True)
         except DataError as error:
             raise DataError(f"Row {row.number}: {error.message}", error.hint) from error
-        parts = [pieces.texts[0]]
-        for place, trimmed, piece in zip(*pieces[1:], pieces.texts[1:], strict=True):
-            parts += [*_stripped([data[place][0]], *trimmed), piece]
-        tokens, first, last = self.tokenizer.encode_spans(parts)
-        said_by = np.zeros(len(parts), int)
-        said_by[1::2] = [data[place][1] for place in pieces.order]
-        # What lies between two parts of one message belongs to it.
-        said_by[2:-1:2] = np.where(said_by[1:-2:2] == said_by[3::2], said_by[3::2], 0)
-        own = np.array([False, *(role == "assistant" for role, _ in messages)])[said_by]
+        said = [0, *(data[place][1] for place in pieces.order), 0]
+        parts: list[tuple[str, int]] = []
+        for n, piece in enumerate(pieces.texts):
+            parts += _by_message(piece, said[n], said[n + 1], edges)
+            if n < len(pieces.order):
+                place, trimmed = pieces.order[n], pieces.trimmed[n]
+                parts += [(text, said[n + 1]) for text in _stripped([data[place][0]], *trimmed)]
+        tokens, first, last = self.tokenizer.encode_spans([text for text, _ in parts])
+        own = np.array([False, *(role == "assistant" for role, _ in messages)])
+        own = own[[number for _, number in parts]]
         learned = own[first] | own[last]
         follows = np.append(False, learned[:-1])
         learned |= follows & (np.array(tokens) == self.tokenizer.end)
@@ -252,6 +256,23 @@ def _stripped(texts: list[str], at_start: bool, at_end: bool) -> list[str]:
             if texts[place]:
                 break
     return texts
+
+
+def _by_message(
+    piece: str, before: int, after: int, edges: Sequence[tuple[str, str]]
+) -> list[tuple[str, int]]:
+    """What a template wrote between places of two messages, each part with the message that it is
+    of, 0 for none: messages may end and begin with what the template looks for."""
+    if before == after:
+        return [(piece, before)]
+    end, start = edges[before][1], edges[after][0]
+    end = next((text for text in (end, end.rstrip()) if piece.startswith(text)), "")
+    rest = piece.removeprefix(end)
+    # Blanks alone may be the template's.
+    start = next((t for t in (start, start.lstrip()) if t.strip() and rest.endswith(t)), "")
+    # Texts of the template and data take turns.
+    parts = [(end, before), ("", 0)] * bool(end) + [(rest.removesuffix(start), 0)]
+    return parts + [("", 0), (start, after)] * bool(start)
 
 
 def _without_oldest_turn(row: Row) -> Row | None:

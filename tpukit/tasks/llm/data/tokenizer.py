@@ -125,7 +125,8 @@ class Tokenizer:
         if self.chat:
             after = self.chat_pieces(ANSWERED).texts[-1]
             tokens = self.encode_parts([after.strip()])
-            if tokens:
+            # Of an end in plain text, the first token may be in any answer.
+            if tokens and tokens[0] in self._whole.get_added_tokens_decoder():
                 return tokens[0]
         named = self._settings.get("eos_token") or self._settings.get("eos_token_id")
         named = named[0] if isinstance(named, list) else named
