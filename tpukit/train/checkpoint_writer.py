@@ -14,10 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.distributed.tensor import DTensor
 
 from tpukit.errors import JobError, NonFiniteLossError
-from tpukit.hardware.modules import local
+from tpukit.hardware.host_parts import is_in_parts, pieces
 from tpukit.io.files import partial_of, replacing_folder, sha256_of, sync_file, write_file
 from tpukit.train.checkpoint import (
     EXTRA_FILE,
@@ -54,7 +53,12 @@ def write_checkpoint(
     """
     plain: PlainState = state["plain"]
     final = folder / name_of(plain.step)
-    kept = ((file, key, local(t)) for file, of in _tensors(state).items() for key, t in of.items())
+    kept = (
+        (file, key, piece)
+        for file, named in _tensors(state).items()
+        for key, tensor in named.items()
+        for piece in pieces(tensor)
+    )
     place = first_not_finite(kept, state["trained"], plain.not_finite)
     if place := place if group is None else first_of_ranks(place, group):
         raise NonFiniteLossError(
@@ -185,7 +189,7 @@ class BackgroundWriter:
         self.wait()
         copied = state.state_dict()
         every = (tensor for named in _tensors(copied).values() for tensor in named.values())
-        in_shards = any(isinstance(tensor, DTensor) for tensor in every)
+        in_shards = any(map(is_in_parts, every))
         if in_shards and self._group is None:
             self._group = group_of_writers()
         if self._is_main or in_shards:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tpukit.errors import InterruptedRunError, TpukitError
 from tpukit.hardware.backend import Backend
+from tpukit.hardware.collectives import launched_world_size
 from tpukit.io.interrupts import StopRequest, listening
 from tpukit.io.lock import mark_ending
 from tpukit.io.remote import RemoteError
@@ -158,7 +159,7 @@ def _train_from(
                 point_as_recorded(checkpoint)
             goodput = Goodput.after(read_metrics(folder), state.step, began)
             run_log, renew = _open_log(plan, state.learner, log, stack)
-        is_apart = folder.address is not None and os.environ.get("GROUP_RANK", "0") != "0"
+        is_apart = folder.address is not None and not _is_of_first_host(backend)
         writer = BackgroundWriter(
             folder.checkpoints, renew, is_main=backend.is_main, in_shards=state.is_in_shards,
             send=folder.store.send_shard if is_apart else None,
@@ -176,6 +177,13 @@ def _train_from(
     if engine.stopped_by is not None:
         raise _interrupted(engine, result, engine.stopped_by)
     return result
+
+
+def _is_of_first_host(backend: Backend) -> bool:
+    """Whether this rank is on the host of the main one: torchrun counts hosts; without a launcher
+    each process of several has a host of its own (a TPU slice)."""
+    is_launched = launched_world_size() > 1
+    return os.environ.get("GROUP_RANK", "0" if is_launched else str(backend.rank)) == "0"
 
 
 def _open_log(

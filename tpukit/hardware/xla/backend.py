@@ -40,6 +40,7 @@ from tpukit.hardware.collectives import (
 from tpukit.hardware.detect import emulates_kernels, is_emulated, tpu_device_files
 from tpukit.hardware.first_state import make_state
 from tpukit.hardware.host import Host
+from tpukit.hardware.host_parts import is_in_parts
 from tpukit.hardware.launch.holders import busy_named, wait_until_free
 from tpukit.hardware.memory import (
     Memory,
@@ -356,8 +357,9 @@ class XlaBackend(XlaOps):
         to_save: bool = False,
         into: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
-        host = self.mesh.to_host(tensors)
-        return host if self.is_main or not to_save else {}
+        host = self.mesh.to_host(tensors, in_parts=to_save)
+        kept = self.is_main or not to_save
+        return {name: tensor for name, tensor in host.items() if kept or is_in_parts(tensor)}
 
     @torch.no_grad()
     def load(self, targets: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

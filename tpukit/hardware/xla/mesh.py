@@ -14,6 +14,7 @@ import torch_xla.runtime as xr
 from torch import Tensor, nn
 
 from tpukit.hardware.backend import Batch
+from tpukit.hardware.host_parts import HostParts
 from tpukit.hardware.modules import move_tensors, repeated_blocks
 
 AXIS = "data"
@@ -27,6 +28,7 @@ class DeviceMesh:
         self.mesh = mesh
         self.device = device
         self.devices = int(mesh.size())
+        self.hosts = xr.process_count()
         self.shard = shard
 
     @classmethod
@@ -43,7 +45,7 @@ class DeviceMesh:
         """A copy of a host tensor on the device, with memory of its own."""
         sharding = None
         if spec is not None:
-            sharding = xs.ShardingSpec(self.mesh, spec, minibatch=xr.process_count() > 1)
+            sharding = xs.ShardingSpec(self.mesh, spec, minibatch=self.hosts > 1)
         # `.to` would bake 0-d tensors that are 0 or 1 into the graph.
         sent: Tensor = xm.send_cpu_data_to_device([value], self.device, sharding)[0]
         return sent
@@ -53,7 +55,7 @@ class DeviceMesh:
         return {name: self._send_rows(tensor) for name, tensor in batch.items()}
 
     def _send_rows(self, tensor: Tensor) -> Tensor:
-        rows = tensor.shape[0] * xr.process_count() if tensor.ndim else 0
+        rows = tensor.shape[0] * self.hosts if tensor.ndim else 0
         if rows == 0 or rows % self.devices:
             return self.send(tensor)
         spec = (AXIS,) + (None,) * (tensor.ndim - 1)
@@ -91,24 +93,40 @@ class DeviceMesh:
         return self.send(torch.zeros(tensor.shape, dtype=tensor.dtype), self.parameter_spec(tensor))
 
     # -- reading and filling ----------------------------------------------------------------------
-    def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole copies on the CPU. Those that are still lazy are computed by one program."""
+    def to_host(
+        self, tensors: Mapping[str, Tensor], *, in_parts: bool = False
+    ) -> dict[str, Tensor]:
+        """Copies on the CPU, whole or, with `in_parts`, of what this host holds of tensors that are
+        split over several. Those that are still lazy are computed by one program."""
         lazy = [tensor for tensor in tensors.values() if is_on_xla(tensor)]
         torch_xla._XLAC._xla_sync_multi(lazy, [], True, True)
         xm.wait_device_ops()
-        return {name: self._read(tensor.detach()) for name, tensor in tensors.items()}
+        return {name: self._read(tensor.detach(), in_parts) for name, tensor in tensors.items()}
 
-    def _read(self, tensor: Tensor) -> Tensor:
+    def _read(self, tensor: Tensor, in_parts: bool) -> Tensor:
+        is_split = is_on_xla(tensor) and is_sharded(tensor)
+        if is_split and in_parts and self.hosts > 1:
+            return HostParts(tensor.shape, self._parts(tensor))
         # torch_xla compiles a program, uncached, for each split tensor that is read as a whole.
-        if not is_on_xla(tensor) or not is_sharded(tensor) or xr.process_count() > 1:
+        if not is_split or self.hosts > 1:
             return tensor.to("cpu", copy=True)
         whole = torch.empty(tensor.shape, dtype=tensor.dtype)
+        for start, part in self._parts(tensor).items():
+            whole[tuple(slice(n, n + size) for n, size in zip(start, part.shape, strict=True))] = (
+                part
+            )
+        return whole
+
+    def _parts(self, tensor: Tensor) -> dict[tuple[int, ...], Tensor]:
+        """What this host's devices hold of a tensor, on the CPU, by the place of its beginning."""
         (parts,) = torch_xla._XLAC._get_local_shards([tensor])
         (places,) = torch_xla._XLAC._get_local_shard_replica_and_indices([tensor])
-        for (part, _), (_, place) in zip(parts, places, strict=True):
+        return {
             # A part is padded where its axis does not divide.
-            whole[tuple(place)] = part[tuple(slice(s.stop - s.start) for s in place)]
-        return whole
+            tuple(s.start for s in place): part[tuple(slice(s.stop - s.start) for s in place)]
+            for (part, _), (replica, place) in zip(parts, places, strict=True)
+            if replica == 0
+        }
 
     def fill(self, target: Tensor, value: Tensor) -> None:
         """Puts a host tensor's values into a tensor of the device, which keeps its placement."""
