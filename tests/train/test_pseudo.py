@@ -3,6 +3,7 @@
 import csv
 import re
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -149,6 +150,16 @@ def test_predictions_are_matched_by_their_ids(tmp_path):
     assert labels_of(tmp_path, [("id", "y"), ("b", 1)], two)[1] == [[0.0, 1.0]]
     score = Target("score", ("s",), ("1", "2", "4"))
     assert labels_of(tmp_path, [("id", "s"), ("b", 3.5)], score)[1] == [3.5]
+
+
+def test_they_may_lie_in_an_object_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path / "cache"))
+    address, content = "memory://bucket/soft.csv", b"id,good,bad,fair\nb,0.2,0.7,0.1\n"
+    with fsspec.open(address, "wb") as file:
+        file.write(content)
+    config = TextConfig(data_path=str(tmp_path), pseudo=address)
+    found = pseudo_labels(config, Target("class", ("label",), LABELS))
+    assert np.array(found.values) == pytest.approx(np.array([[0.7, 0.1, 0.2]]))
 
 
 def test_rows_of_one_id_are_taken_in_their_order(tmp_path):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tpukit.errors import DataError
+from tpukit.io.mirror import local_copy
 from tpukit.io.process import is_first_rank
 from tpukit.io.tables import Table, column_place, plain_name, table_file
 from tpukit.train.labelled import TableSettings, id_column_of, table_with_rows
@@ -52,7 +53,7 @@ def pseudo_labels(settings: TableSettings, target: Target) -> PseudoLabels | Non
     """
     if settings.pseudo is None:
         return None
-    table = table_with_rows(Path(settings.pseudo))
+    table = table_with_rows(local_copy(settings.pseudo))
     named = settings.id_column
     if named is not None and column_place(table.columns, named) is None:
         named = None
