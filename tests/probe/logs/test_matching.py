@@ -135,7 +135,6 @@ def test_an_exception_that_a_program_tells_of_is_rarely_taken_for_another(before
 
 ALSO = {
     "tpu-oom-loading-program": {"tpu-oom-reserve", "process-aborted"},
-    "library-not-linked": {"unknown-error"},
     "jax-coordinator-unreachable": {"xla-connection-lost"},
     "placeholder-class": {"cannot-pickle"},
     "rocm-architecture": {"cuda-failed"},
