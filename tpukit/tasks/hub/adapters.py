@@ -63,6 +63,7 @@ def peft_config(fields: Mapping[str, Any], lm: Any) -> Any:
                 f"adapter: {name} cannot be merged into the weights.", "Leave it out."
             )
     fields = {"task_type": "CAUSAL_LM", **{n: v for n, v in fields.items() if n in known}}
+    fields["inference_mode"] = False  # what peft saves would not be trained
     layers = fields.get("layers_to_transform")
     last = max([layers] if isinstance(layers, int) else layers or [-1])
     count = lm.config.get_text_config().num_hidden_layers
@@ -92,13 +93,14 @@ def peft_config(fields: Mapping[str, Any], lm: Any) -> Any:
 
 def _present(targets: Any, lm: Any) -> list[str]:
     """The names of layers that these stand for in this model."""
-    linear = [n for n, m in lm.named_modules() if isinstance(m, nn.Linear | Conv1D)]
+    kinds = (nn.Linear, nn.Embedding, Conv1D)
+    layers = [name for name, module in lm.named_modules() if isinstance(module, kinds)]
     found: list[str] = []
     for target in targets:
         names = (target, *KINDS.get(target, ()))
-        own = [n for n in names if any(f".{path}".endswith(f".{n}") for path in linear)]
+        own = [n for n in names if any(f".{path}".endswith(f".{n}") for path in layers)]
         if not own:
-            known = sorted({path.rpartition(".")[2] for path in linear})
+            known = sorted({path.rpartition(".")[2] for path in layers})
             raise ConfigError(
                 f"lora_targets: a {lm.config.model_type} has no {target}.",
                 f"Choose among qkv, attention_out, mlp_in, mlp_out, {', '.join(known)}.",

@@ -34,6 +34,7 @@ KINDS = {
     "olora": LORA | {"init_lora_weights": "olora"},
     "one layer": LORA | {"layers_to_transform": [1]},
     "an embedding beside": LORA | {"modules_to_save": ["embed_tokens"]},
+    "an embedding": LORA | {"target_modules": ["qkv", "embed_tokens"]},
     "loha": {"peft_type": "LOHA", "r": 4, "target_modules": ["qkv"]},
     "ia3": {"peft_type": "IA3", "target_modules": ["key", "value", "mlp_out"],
             "feedforward_modules": ["down_proj"]},
@@ -63,13 +64,16 @@ def learned(base, fields):
     starts = adapters.takes_part(config.to_dict())
     adapters.add_adapter(lm, config, fresh=True, keep_start=starts)
     torch.testing.assert_close(logits(lm), logits(base), rtol=0, atol=1e-6)
-    trained = [p for p in lm.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-2)
+    optimizer = torch.optim.AdamW((p for p in lm.parameters() if p.requires_grad), lr=1e-2)
     for _ in range(3):
         lm.train()(TOKENS, labels=TOKENS).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     return lm
+
+
+def trained(lm):
+    return [name for name, p in lm.named_parameters() if p.requires_grad]
 
 
 def write(lm, folder):
@@ -87,12 +91,14 @@ def test_an_adapter_is_peft_s(name, tmp_path):
     with adapters.as_at_start(lm):
         torch.testing.assert_close(logits(lm), logits(base), rtol=0, atol=1e-6)
     assert torch.equal(logits(lm), found)
-    assert any(p.requires_grad for p in lm.parameters())
     write(lm, tmp_path)
     theirs = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path)
     torch.testing.assert_close(logits(theirs), found, rtol=0, atol=1e-6)
     read = copy.deepcopy(base)
     config = adapters.peft_config(read_fields(tmp_path), read)
+    adapters.add_adapter(read, config, fresh=True, keep_start=False)
+    assert trained(read) == trained(lm) != []
+    read = copy.deepcopy(base)
     adapters.add_adapter(read, config, fresh=True, keep_start=True)
     adapters.load_adapter(read, tmp_path)
     torch.testing.assert_close(logits(read), found, rtol=0, atol=1e-6)
