@@ -70,3 +70,13 @@ def test_a_stream_and_the_loss_beside_it_draw_on_a_device_what_they_draw_on_a_cp
     assert noise[1] == noise[2] and host[1] == host[2]
     assert noise[1] == pytest.approx(noise[0], rel=1e-5) and len({*noise[0]}) == 60
     assert host[1] == pytest.approx(host[0], rel=1e-5) and len({*host[0]}) == 60
+
+
+def test_replicas_draw_alike_in_a_step_and_test_draws_the_model_of_the_run(tmp_path):
+    run, hardware = tmp_path / "run", WAYS["two-ranks"][0]
+    task = ["--task", f"{SUPPORT / 'drawing_task.py'}:Redrawing"]
+    words = ["train", *task, *hardware, "--precision", "fp32", "--global-seed", "3"]
+    result(tpukit(*words, "--results-dir", run, "--json", ranks=2))
+    found = result(tpukit("test", "--run", run, "--hw", "cpu", "--json"))["metrics"]["loss"]
+    best = min(row["valid_loss"] for row in metrics(run) if row["kind"] == "valid")
+    assert found == pytest.approx(best, rel=1e-5)

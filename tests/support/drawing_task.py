@@ -56,3 +56,46 @@ class Drawing(Task):
             "device": drawn.mean(1),
             "after": after.expand(len(x)),
         }
+
+
+class NoisySGD(torch.optim.SGD):
+    """Langevin dynamics: noise in each step."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            parameter.add_(torch.randn_like(parameter), alpha=0.01)
+
+
+class Projecting(nn.Module):
+    """A random projection that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.projection, self.head = torch.randn(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return self.head((x @ self.projection.to(x.device)).sin())
+
+
+class Redrawing(Drawing):
+    """Draws in its model, in the optimizer's step and in `after_step`, where ranks compare."""
+
+    name = "redrawing"
+
+    def build_model(self, ops):
+        return Projecting()
+
+    def build_optimizer(self, groups, settings):
+        return NoisySGD(groups, settings.lr)
+
+    def loss(self, model, batch):
+        return {"loss": (model(batch["x"]) - batch["x"]).square().mean(1)}
+
+    def after_step(self, model):
+        model.head.weight[random.randrange(8)] = np.random.random() * torch.rand(16)
+        weights = [torch.zeros_like(model.head.weight) for _ in range(2)]
+        torch.distributed.all_gather(weights, model.head.weight.detach())
+        if not torch.equal(*weights):
+            raise ValueError("the ranks drew different weights")

@@ -24,13 +24,15 @@ class Images:
 
 
 class Net(nn.Module):
-    """Two BatchNorms, one without weights; a bias before one would have noise for a gradient."""
+    """Two BatchNorms, one without weights; a bias before one would have noise for a gradient.
+    Beside them an InstanceNorm with running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
         self.enter = nn.Sequential(
-            nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU()
-        )
+            nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+            nn.InstanceNorm2d(4, track_running_stats=True),
+        )  # fmt: skip
         self.grow = nn.Upsample(scale_factor=2, mode="bilinear")
         self.leave = nn.Sequential(nn.Conv2d(4, 3, 3, bias=False), nn.BatchNorm2d(3, affine=False))
         self.pooler = nn.Linear(3, 3)

@@ -1,6 +1,7 @@
 """A trained run opened for use: its task restored, its best weights on a device."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,8 @@ from tpukit.errors import CheckpointError, UsageError
 from tpukit.hardware.backend import Backend
 from tpukit.registry.classes import SESSION, default_data_path, find_task, make_task, own_class
 from tpukit.registry.declared import current_name, registered
+from tpukit.train.data import seeded_generators
+from tpukit.train.learner import MASK_63
 from tpukit.train.run_folder import TrainedRun, open_run, read_config
 from tpukit.train.task import Task, as_recorded, overrides, restored
 from tpukit.train.weights import export
@@ -31,7 +34,9 @@ class TrainedTask:
 
         It keeps no hold on tpukit's devices: `.to("cuda")` and `copy.deepcopy` work as ever.
         """
-        return self.task.plain_model(self.weights())
+        weights = self.weights()
+        with self._draws_of_training():
+            return self.task.plain_model(weights)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -55,9 +60,17 @@ class TrainedTask:
         artifacts = self.run.checkpoint.artifacts() if self.run else {}
         return export(self.task, self.weights(), artifacts, Path(folder))
 
+    def _draws_of_training(self) -> AbstractContextManager[None]:
+        """Around the making of the model: what it draws and keeps beside its state dict (a random
+        projection as a plain attribute) is what the run drew."""
+        seed = int(self.run.train_config.get("global_seed", 0)) if self.run else 0
+        return seeded_generators(seed, seed % 2**32, seed & MASK_63)
+
     def model_on(self, backend: Backend) -> nn.Module:
         """The model as the hardware of a backend runs it best, on its device, in eval mode."""
-        model = self.task.inference_model(backend, self.weights())
+        weights = self.weights()
+        with self._draws_of_training():
+            model = self.task.inference_model(backend, weights)
         return backend.prepare(model, train=False).eval()
 
 

@@ -264,8 +264,9 @@ class Task(ABC):
         """Moves what is not trained, once an optimizer step: an EMA teacher, a queue, prototypes.
 
         Called without gradients when the weights have moved, before the EMA weights are updated,
-        on every rank. What is saved of it are parameters, buffers and extra state of the model;
-        buffers are then those of rank 0, so gather first what each rank computes of its own rows.
+        on every rank; all ranks draw alike there. What is saved of it are parameters, buffers and
+        extra state of the model; buffers are then those of rank 0, so gather first what each rank
+        computes of its own rows.
         `loss` is called once a micro-batch, also in validation: there these would move with it.
         """
 

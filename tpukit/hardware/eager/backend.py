@@ -104,6 +104,8 @@ class EagerBackend(TorchOps):
         self.update = update
         self.compiles = compiles
         self.fused = fused
+        self._seed = 0
+        """The last that was loaded, the same in every rank."""
         self._results: list[Tensor] = []
         """Results of the last step whose errors have not surfaced yet."""
         self._stateless: torch.optim.Optimizer | None = None
@@ -279,6 +281,7 @@ class EagerBackend(TorchOps):
         if finite is not None:
             finite.copy_(finite_gradients(optimizer, norms))
         norm = raw_norm / divisor
+        self.parallelism.draw_alike(self._seed + 1)
         self.update.apply(optimizer, clip_factor(norm, clip_norm) / divisor, raw_norm)
         optimizer.zero_grad(set_to_none=True)
         if after is not None:
@@ -340,6 +343,7 @@ class EagerBackend(TorchOps):
 
     def load_state(self, state: BackendState) -> None:
         if "seed" in state:
+            self._seed = state["seed"]
             torch.manual_seed((state["seed"] + 1_000_003 * self.rank) % 2**63)
         if scaler := state.get("scaler"):
             self.update.set_state(scaler)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 from tpukit.hardware.modules import persistent_buffers
 
@@ -26,7 +26,7 @@ def share_buffers(model: nn.Module) -> None:
     averaged = [
         statistic
         for module in model.modules()
-        if isinstance(module, _BatchNorm) and module.training
+        if isinstance(module, _NormBase) and module.training
         for statistic in (module.running_mean, module.running_var)
         if statistic is not None
     ]

@@ -1,11 +1,13 @@
 """How a model is spread over eager ranks: single-process, replicated (DDP) or sharded (FSDP)."""
 
+import random
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -55,6 +57,9 @@ class SingleProcess:
 
     def share(self, model: nn.Module) -> None:
         """Gives every rank the same persistent buffers."""
+
+    def draw_alike(self, seed: int) -> None:
+        """Has the ranks draw the same in the optimizer's step, where each makes all of it."""
 
     def norms(self, gradients: Sequence[Tensor]) -> Tensor:
         """(gradients,): the norm of each, of all its shards."""
@@ -154,6 +159,13 @@ class DDP(SingleProcess):
 
     def share(self, model: nn.Module) -> None:
         share_buffers(model)
+
+    def draw_alike(self, seed: int) -> None:
+        # Else replicas part where the optimizer or `after_step` draws (noise, weights anew).
+        if not is_recorded():
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.manual_seed(seed)
 
 
 class FSDP(SingleProcess):
