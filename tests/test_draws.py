@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from runs import SUPPORT, VIRTUAL_TPU, metrics, ranks_of, result, tpukit
+from runs import (
+    SUPPORT,
+    VIRTUAL_TPU,
+    metrics,
+    parameters,
+    ranks_of,
+    relative_difference,
+    result,
+    tpukit,
+)
 
 DRAWING = ["--task", f"{SUPPORT / 'drawing_task.py'}:Drawing"]
 WAYS = {
@@ -80,3 +89,16 @@ def test_replicas_draw_alike_in_a_step_and_test_draws_the_model_of_the_run(tmp_p
     found = result(tpukit("test", "--run", run, "--hw", "cpu", "--json"))["metrics"]["loss"]
     best = min(row["valid_loss"] for row in metrics(run) if row["kind"] == "valid")
     assert found == pytest.approx(best, rel=1e-5)
+
+
+def test_what_a_validation_moves_in_the_model_is_put_back(tmp_path):
+    task = ["--task", f"{SUPPORT / 'drawing_task.py'}:Observing"]
+    often, once = tmp_path / "often", tmp_path / "once"
+    ema = ["--set", "ema_decay=0.5", "--set", "ema_warmup=0"]
+    for run, every in ((often, ["--ckpt-every", "2"]), (once, ["--ckpt-every", "8", *ema])):
+        words = ["train", *task, *WAYS["cpu"][0], *every, "--results-dir", run]
+        result(tpukit(*words, "--json"))
+    assert relative_difference(parameters(often), parameters(once)) == 0
+    found = result(tpukit("test", "--run", once, "--hw", "cpu", "--json"))["metrics"]
+    [valid] = [row for row in metrics(once) if row["kind"] == "valid"]
+    assert found["loss"] == pytest.approx(valid["valid_loss"], rel=1e-6)

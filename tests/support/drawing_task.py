@@ -99,3 +99,22 @@ class Redrawing(Drawing):
         torch.distributed.all_gather(weights, model.head.weight.detach())
         if not torch.equal(*weights):
             raise ValueError("the ranks drew different weights")
+
+
+class Observing(Drawing):
+    """Buffers that each pass moves, in eval mode too: a mean in place, a count made anew."""
+
+    name = "observing"
+
+    def build_model(self, ops):
+        model = nn.Linear(8, 8)
+        model.register_buffer("mean", torch.zeros(8))
+        model.register_buffer("passes", torch.zeros(()))
+        return model
+
+    def loss(self, model, batch):
+        with torch.no_grad():
+            model.mean.lerp_(batch["x"].mean(0), 0.5)
+            model.passes = model.passes + 1
+        x = (batch["x"] - model.mean) / model.passes.sqrt()
+        return {"loss": (model(x) - batch["x"]).square().mean(1)}

@@ -140,15 +140,16 @@ def validation_scores(
     """
     found: dict[str, float] = {}
     names = parse_metrics(plan.config.metric)
-    learner.model.eval()
-    for name, data in plan.datasets.validation_sets().items():
-        micro_batches = list(plan.task.evaluation_batches(data, plan.settings))
-        values = metrics_of(learner.sums, data, micro_batches, loading, watch, names)
-        if overrides(plan.task, "score"):
-            values |= plan.task.score(learner.backend.unwrap(learner.model), learner.backend, data)
-            watch.done("score")
-        found |= {validation_name(name, k): v for k, v in values.items()}
-    learner.model.train()
+    model = learner.backend.unwrap(learner.model)
+    with learner.evaluating():
+        for name, data in plan.datasets.validation_sets().items():
+            micro_batches = list(plan.task.evaluation_batches(data, plan.settings))
+            values = metrics_of(learner.sums, data, micro_batches, loading, watch, names)
+            if overrides(plan.task, "score"):
+                values |= plan.task.score(model, learner.backend, data)
+                watch.done("score")
+            found |= {validation_name(name, k): v for k, v in values.items()}
+    watch.done("evaluated")
     # What a task computes may depend on its rank: every rank must take the same decisions.
     return learner.backend.all_gather_objects(found)[0]  # type: ignore[no-any-return]
 
@@ -179,12 +180,11 @@ def require_metrics(plan: RunPlan, learner: Learner) -> None:
     before, loading = backend.state(), replace(plan.loading, workers=0)
     sums, watch = BatchSums(task, backend, learner.model), CompilationWatch(backend)
     found: dict[str, float] = {}
-    learner.model.eval()
-    for name, data in plan.datasets.validation_sets().items():
-        first = list(islice(task.evaluation_batches(data, plan.settings), 1))
-        values = metrics_of(sums, data, first, loading, watch, names, computed)
-        found |= {k if k == wanted else validation_name(name, k): v for k, v in values.items()}
-    learner.model.train()
+    with learner.evaluating():
+        for name, data in plan.datasets.validation_sets().items():
+            first = list(islice(task.evaluation_batches(data, plan.settings), 1))
+            values = metrics_of(sums, data, first, loading, watch, names, computed)
+            found |= {k if k == wanted else validation_name(name, k): v for k, v in values.items()}
     backend.load_state(before)
     if not scores:
         plan.best.require_among(found)

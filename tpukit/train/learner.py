@@ -316,8 +316,14 @@ class Learner:
         self._moved |= moved
         if not moved <= before.frozen.keys():
             return False
+        self._put_back(before)
+        self._begin_anew()
+        self.optimizer.zero_grad(set_to_none=True)
+        return True
+
+    def _put_back(self, before: BeforePasses) -> None:
         module = self.backend.unwrap(self.model)
-        for name in moved:
+        for name in before.moved() & before.frozen.keys():
             before.versions[name][0].copy_(before.frozen[name])
         for name, (tensor, value) in before.buffers.items():
             owner, _, own = name.rpartition(".")
@@ -326,9 +332,21 @@ class Learner:
                 tensor.copy_(value)
             else:
                 tensor.data = value
-        self._begin_anew()
-        self.optimizer.zero_grad(set_to_none=True)
-        return True
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within the context the model is in eval mode; what its passes move there too (observed
+        ranges of quantization, a count) is put back: no validation changes the training."""
+        before = self.changed_by_passes()
+        self.backend.finish()
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train()
+            with torch.no_grad():
+                self._put_back(before)
+            self.backend.finish()
 
     @torch.no_grad()
     def _after(self, totals: Tensor, weight: Tensor, norm: Tensor) -> None:

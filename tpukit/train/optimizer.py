@@ -170,14 +170,6 @@ class EMA:
             yield
         finally:
             exchange(*pairs)
-            self._put_back(own)
-
-    def _put_back(self, own: Mapping[str, Tensor]) -> None:
-        """Takes the tensors that the model has put in the place of buffers meanwhile."""
-        for module, prefix, name in self._modules:
-            if (made := getattr(module, name)) is not own[prefix + name]:
-                self.weights[prefix + name] = made.detach()
-                setattr(module, name, own[prefix + name])
 
 
 def start_ema(config: TrainConfig, model: nn.Module, optimizer: Optimizer) -> EMA | None:
