@@ -170,6 +170,16 @@ def test_the_module_of_the_model_and_its_shapes(answered):
     assert "`input` Tensor(3, 4) torch.float32 cpu" in first.cause
 
 
+def test_a_part_that_holds_the_whole_model(answered):
+    code = (
+        "import torch\nfrom torch import nn\n"
+        "model = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 2))\n"
+        "model[1].whole = model\n"
+        "model(torch.zeros(3, 4))\n"
+    )
+    assert "It is the model's `0`" in answered(code).cause
+
+
 def test_a_pin_that_something_installed_refuses(library):
     installed = Installed((str(library),))
     assert refusing(installed, "frob", "<2") == "trainy 0.3 requires frob<3,>=2"

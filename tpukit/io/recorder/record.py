@@ -101,11 +101,14 @@ def _is_model(value: Any) -> bool:
 
 def _module_path(model: Any, module: Any) -> str:
     """The name of a module within a model: `layers.3.mlp`; empty where it is not part of it."""
-    pending = [("", model)] if _is_model(module) else []
+    pending, seen = [("", model)] if _is_model(module) else [], set[int]()
     while pending:
         name, inner = pending.pop()
         if inner is module:
             return name
+        if id(inner) in seen:  # a part that holds the whole
+            continue
+        seen.add(id(inner))
         held = inner.__dict__.get("_modules") or {} if inner is not None else {}
         pending += [(f"{name}.{key}".lstrip("."), part) for key, part in held.items()]
     return ""

@@ -217,7 +217,8 @@ def load_adapter(lm: Any, folder: Path) -> None:
 def merge_adapter(lm: Any) -> None:
     """Adds the adapter to the weights and removes it; in fp64, as an update is mostly rounded away
     in bf16."""
-    for name, layer in list(_layers(lm)):
+    # From the inside: parameters of one module have adapters around each other.
+    for name, layer in reversed(list(_layers(lm))):
         if hasattr(layer, "modules_to_save"):
             lm.set_submodule(name, layer.modules_to_save[LEARNED])
             continue

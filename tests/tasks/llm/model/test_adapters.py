@@ -35,6 +35,10 @@ KINDS = {
     "one layer": LORA | {"layers_to_transform": [1]},
     "an embedding beside": LORA | {"modules_to_save": ["embed_tokens"]},
     "an embedding": LORA | {"target_modules": ["qkv", "embed_tokens"]},
+    "mixtral's parameters": LORA | {
+        "target_modules": ["qkv"],
+        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+    },
     "loha": {"peft_type": "LOHA", "r": 4, "target_modules": ["qkv"]},
     "ia3": {"peft_type": "IA3", "target_modules": ["key", "value", "mlp_out"],
             "feedforward_modules": ["down_proj"]},
@@ -84,7 +88,8 @@ def write(lm, folder):
 @pytest.mark.parametrize("name", KINDS)
 def test_an_adapter_is_peft_s(name, tmp_path):
     more = {"tie_word_embeddings": False} if "embedding" in name else {}
-    base = model("gpt2" if "gpt2" in name else "qwen3", **more)
+    kind = next((kind for kind in ("gpt2", "mixtral") if kind in name), "qwen3")
+    base = model(kind, **more)
     lm = learned(base, KINDS[name])
     found = logits(lm)
     assert (found - logits(base)).abs().max() > 1e-3
