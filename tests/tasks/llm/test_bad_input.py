@@ -68,7 +68,7 @@ def test_a_training_file_with(train, name: str) -> None:  # type: ignore[no-unty
         (["--model", "gpt5"], "invalid size"),
         (["--tokenizer", "nowhere.json"], "No tokenizer at nowhere.json"),
         (["--init", "./nowhere"], "nothing there"),
-        (["--lora-rank", "4", "--set", "lora_targets=wte"], "a gpt2 has no wte"),
+        (["--lora-rank", "4", "--set", "lora_targets=wte"], "an adapter of one alone"),
         (["--lora-rank", "4", "--set", "lora_targets=5"], "a gpt2 has no 5"),
         (["--lora-rank", "4", "--lora-layers", "1-x"], "neither a layer nor a range"),
         (["--lora-rank", "4", "--lora-layers", "0-9"], "there is no layer 9"),
