@@ -96,3 +96,22 @@ def test_the_files_of_a_competition_are_found(tmp_path):
     assert sample_beside(tmp_path).path.name == "sampleSubmission.csv"
     assert sample_beside(tmp_path, "mine.csv") == read_table(tmp_path / "mine.csv")
     assert columns_of_tests(tmp_path) == ["id", "x"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "refused"),
+    [({"price": [f"{900 + 977 * row:,}" for row in ROWS]}, "the comma of '1,877' separates"),
+     ({"label": ["NaN" if row == 7 else row % 3 for row in ROWS]}, "row 8 .*'NaN' among numbers")],
+)  # fmt: skip
+def test_numbers_that_may_mean_something_else_are_refused(columns, refused):
+    with pytest.raises(DataError, match=refused):
+        learned_target(table(id=IDS, **columns), "id")
+
+
+def test_what_looks_like_a_number_or_a_missing_one_may_be_a_class():
+    names = {"label": [f"{row % 7}_{row % 3}" for row in ROWS]}
+    assert learned_target(table(id=IDS, **names), "id").kind == "class"
+    regions = {"label": ["NA" if row == 7 else "EU" if row % 2 else "AS" for row in ROWS]}
+    assert learned_target(table(id=IDS, **regions), "id").classes == ("AS", "EU", "NA")
+    decimals = {"price": [f"{row},{row:03}" for row in ROWS]}
+    assert learned_target(table(id=IDS, **decimals), "id").kind == "number"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tpukit.errors import DataError
-from tpukit.train.target import as_number
+from tpukit.train.target import as_number, require_decimal_commas
 
 MOST_CATEGORIES = 1000
 
@@ -34,6 +34,7 @@ class TableFeatures:
             found = [as_number(text) for text in texts if text]
             known = [number for number in found if number is not None]
             if known and len(known) == len(found):
+                require_decimal_commas(texts, f"features {name}")
                 numbers[name] = float(np.mean(known)), float(np.std(known)) or 1.0
                 continue
             values = sorted({*texts})

@@ -29,6 +29,10 @@ CLASS_NAME = re.compile(r"(id|label|class|code|type|category)s?$", re.IGNORECASE
 """Names of columns whose whole numbers stand for names."""
 ZERO_OR_ONE = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
+GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
+"""A number whose comma may separate thousands."""
+MISSING = ("na", "nan", "n/a", "#n/a", "<na>", "nat", "null", "-nan")
+"""What programs write where a number is missing, in small letters."""
 MOST_GRADES = 10
 """Different numbers that may be classes although they are not whole, such as 1.5 and 2.5."""
 MOST_CODES = 30
@@ -135,6 +139,7 @@ class Target:
         elif self.kind == "labels":
             found, expected = [ZERO_OR_ONE.get(text) for text in texts], "0 or 1"
         else:
+            require_decimal_commas(texts, f"{table.path}, column {name!r}")
             found, expected = [as_number(text) for text in texts], "a number"
             if self.kind == "score" and self.classes:
                 expected = f"a score from {self.classes[0]} to {self.classes[-1]}"
@@ -234,6 +239,8 @@ def learned_target(
     columns, why = tuple(found[0]), found[1]
     present = [{*_filled(table, name)} for name in columns]
     kind, one_hot = _kind(table, columns, present, wanted, sample)
+    if asked.kind is None and kind == "class" and not one_hot:
+        _require_none_missing(table, columns[0], present[0])
     if asked.kind is not None:
         kind, one_hot = asked.kind, one_hot and asked.kind == "class"
         why += ", target"
@@ -374,6 +381,17 @@ def _classes(
     return tuple(numbers_first(names | of_sample))
 
 
+def _require_none_missing(table: Table, name: str, present: Collection[str]) -> None:
+    """Raises DataError where all values but a mark of missing ones are numbers."""
+    texts = {text for text in present if as_number(text) is None}
+    if 0 < len(texts) < len(present) and all(text.lower() in MISSING for text in texts):
+        row = next(row for row, text in enumerate(_filled(table, name)) if text in texts)
+        raise DataError(
+            f"{table.where(row)}: {name} is {_filled(table, name)[row]!r} among numbers.",
+            "Fill it in, or remove the row; to learn it as a class of its own: --set target=class",
+        )
+
+
 def require_known(found: Collection[str], known: Sequence[str], place: str) -> None:
     """Raises DataError for classes that a model does not know."""
     if new := sorted({*found} - {*known} - {""}):
@@ -432,8 +450,20 @@ def _filled(table: Table, name: str) -> list[str]:
 
 
 # -- values --------------------------------------------------------------------------------------
+def require_decimal_commas(texts: Iterable[str], place: str) -> None:
+    """Raises DataError where each comma of a column may separate thousands, as in 1,234."""
+    commas = [text.strip() for text in texts if "," in text]
+    if commas and all(map(GROUPED.fullmatch, commas)):
+        raise DataError(
+            f"{place}: whether the comma of {commas[0]!r} separates thousands is not known.",
+            "Write numbers without separators, with a decimal point.",
+        )
+
+
 def as_number(text: str) -> float | None:
     """The number that a field holds, also with a comma; None where it holds another text."""
+    if "_" in text:  # which float() leaves out
+        return None
     try:
         number = float(text.replace(",", ".", 1))
     except ValueError:
