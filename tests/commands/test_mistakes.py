@@ -40,6 +40,8 @@ RETURNED = {
     "TorchGroups": ("TorchGroups.parameter_groups", "returned a dict", "ParameterGroup("),
     "ListPlan": ("ListPlan.plan", "a list", "`steps_per_epoch()`"),
     "WithoutMethods": ("WithoutMethods", "`build_model`, `datasets`", "def datasets(self)"),
+    "OwnScore": ("OwnScore.score", "takes (self, prediction); tpukit calls", "Rename it"),
+    "LossOfABatch": ("LossOfABatch.loss", "with (model, batch)", "`def loss(self, model, batch)`"),
     "Tuples": ("Rows.__getitem__", "as a tuple, not a dict", "`named(data, "),
     "LibraryTuples": ("LibraryTuples.datasets", "as a tuple, not a dict", "`named(data, "),
     "Strings": ("Rows.__getitem__", "'name' as a str", "tokenize"),
@@ -90,6 +92,12 @@ def test_a_wrong_value_names_the_method_that_gave_it(name, tmp_path, capsys):
     message, hint = told_by(capsys, 2, *train(name, tmp_path))
     assert f"{code} ({FILE}:{defining_line(code)})" in message
     assert what in message and way in hint
+
+
+def test_an_attribute_with_the_name_of_a_method_is_refused(tmp_path, capsys):
+    message, hint = told_by(capsys, 2, *train("NamedExport", tmp_path))
+    assert "NamedExport.export is a str; tpukit calls a task's `export` itself" in message
+    assert "define `def export(self, weights, artifacts, folder)`" in hint
 
 
 @pytest.mark.parametrize("name", RAISED)

@@ -199,6 +199,22 @@ class WithoutMethods(Task):
         return {"loss": model(batch["x"])}
 
 
+class OwnScore(Sound):
+    """A helper that has the name of an optional method."""
+
+    def score(self, prediction):
+        return prediction.sum()
+
+
+class NamedExport(Sound):
+    export = "onnx"
+
+
+class LossOfABatch(Sound):
+    def loss(self, batch):
+        return {"loss": batch["x"].mean(1)}
+
+
 class ResultOfNothing(Sound):
     def evaluate(self, model, backend, request, log):
         log("evaluated")

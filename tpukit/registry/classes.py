@@ -17,7 +17,9 @@ from tpukit.io.mirror import local_copy
 from tpukit.io.remote import address_of
 from tpukit.knowledge.setting_names import nearest_setting
 from tpukit.registry.declared import current_name, registered
+from tpukit.train.checks import described
 from tpukit.train.config import TrainConfig
+from tpukit.train.optional_methods import OptionalMethods
 from tpukit.train.task import Task
 from tpukit.train.user_code import (
     USER_MODULE,
@@ -122,7 +124,11 @@ def _is_task(found: Any) -> bool:
 
 
 def own_class(cls: type[Task], source: str | None = None) -> type[Task]:
-    """A task class with its name and its source, as a run records them."""
+    """A task class with its name and its source, as a run records them.
+
+    Raises ConfigError for a method that cannot be called as tpukit calls the one of its name.
+    """
+    _require_signatures(cls)
     named = next((base for base in cls.__mro__ if vars(base).get("name")), None)
     if named is None or (named in NAMED_HERE and named is not cls):
         cls.name = cls.__name__.lower()
@@ -196,6 +202,36 @@ def _require_methods(cls: type[Task]) -> None:
             f"Add {'; '.join(f'`{SIGNATURES[name]}`' for name in missing)}.",
             id="task-methods",
         )
+
+
+def _require_signatures(cls: type[Task]) -> None:
+    for name, method in {**vars(Task), **vars(OptionalMethods)}.items():
+        own = getattr(cls, name, method)
+        if name.startswith("_") or not inspect.isfunction(method) or own is method:
+            continue
+        given = [*inspect.signature(method).parameters]
+        is_bound = isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod)
+        if problem := _why_not_called(own, given[is_bound:]):
+            raise ConfigError(
+                f"{place_of(own) if callable(own) else f'{cls.__name__}.{name}'} {problem};"
+                f" tpukit calls a task's `{name}` itself, with ({', '.join(given[1:])}).",
+                f"Rename it, or define `def {name}({', '.join(given)})`.",
+                id="task-methods",
+            )
+
+
+def _why_not_called(method: Any, arguments: list[str]) -> str | None:
+    if not callable(method):
+        return f"is {described(method)}"
+    try:
+        signature = inspect.signature(method)
+    except ValueError:  # of a built-in function
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return f"takes {signature}"
+    return None
 
 
 def accepted_settings(cls: type[Task]) -> set[str] | None:
