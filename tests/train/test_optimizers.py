@@ -218,6 +218,71 @@ class Sharpness(OPTIM.SGD):
         closure()
 
 
+class Optional(OPTIM.SGD):
+    """Steps at perturbed weights where it is given a closure, and as SGD without."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        if closure is not None:
+            self.move(0.05)
+            with torch.enable_grad():
+                closure()
+            self.move(-0.05)
+        return super().step()
+
+
+class Returning(Optional):
+    @torch.no_grad()
+    def step(self, closure=None):
+        if closure is None:
+            return super().step()
+        self._move(0.05)
+        with torch.enable_grad():
+            loss = closure()
+        self._move(-0.05)
+        return loss
+
+
+class Twice(Optional):
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = closure() if closure else None
+        super().step()
+        if closure:
+            closure()
+        return loss
+
+
+class Standard(OPTIM.SGD):
+    """Evaluates its closure as torch's own do."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self._cuda_graph_capture_health_check()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"])
+        return loss
+
+
+class Handing(OPTIM.SGD):
+    """Hands its closure on."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad.sign_()
+
+        def evaluate():
+            return closure()
+
+        return super().step(evaluate if closure is not None else None)
+
+
 class Wrapping:
     """Steps another optimizer, and is none by its class."""
 
@@ -234,13 +299,24 @@ class Wrapping:
         lambda groups: Sharpness(groups, RATE),
         lambda groups: Wrapping(Sharpness(groups, RATE)),
         lambda groups: Wrapping(lbfgs(groups)),
+        lambda groups: Optional(groups, RATE),
+        lambda groups: Returning(groups, RATE),
+        lambda groups: Twice(groups, RATE),
     ],
-    ids=["assertion", "wrapped", "argument"],
+    ids=["assertion", "wrapped", "argument", "within", "after", "twice"],
 )
 def test_what_needs_a_closure_is_refused_before_the_first_step(make):
     with pytest.raises(UsageError, match="evaluates the loss again through a closure") as caught:
         learner_of(optimizing(make))
     assert "steps from gradients" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", [Standard, Handing])
+def test_a_closure_that_may_be_missing_is_left_out(kind):
+    learner = learner_of(optimizing(lambda groups: kind(groups, RATE)))
+    before = parameters(learner)
+    learner.train_step([batch_of(learner.task, 0)], RATE)
+    assert not any(map(torch.equal, before, parameters(learner)))
 
 
 def test_a_hook_runs_once_a_step(train):

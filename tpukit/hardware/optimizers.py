@@ -155,7 +155,8 @@ def wrapped_in(optimizer: Any) -> Any:
 
 
 def _needs_closure(step: Callable[..., Any]) -> bool:
-    """Whether a step has no default for its closure, or asserts or raises without one."""
+    """Whether a step has no default for its closure, asserts or raises without one, or does with it
+    another thing than torch's own: these evaluate the loss once, before all else."""
     closure = inspect.signature(step).parameters.get("closure")
     if closure is None:
         return False
@@ -165,7 +166,7 @@ def _needs_closure(step: Callable[..., Any]) -> bool:
         tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(step))))
     except (OSError, TypeError, SyntaxError):
         return False
-    return any(map(_refuses_none, ast.walk(tree)))
+    return any(map(_refuses_none, ast.walk(tree))) or _evaluates_again(tree)
 
 
 def _refuses_none(node: ast.AST) -> bool:
@@ -174,6 +175,45 @@ def _refuses_none(node: ast.AST) -> bool:
     if not isinstance(node, ast.If) or ast.unparse(node.test) != "closure is None":
         return False
     return any(isinstance(line, ast.Raise) for line in node.body)
+
+
+def _evaluates_again(tree: ast.Module) -> bool:
+    """Whether a step evaluates its closure more than once, after a loop or a method of its own that
+    may move weights, or does more where there is one.
+
+    A function that it makes of the closure is another step's.
+    """
+    before: list[ast.AST] = []
+    statements = tree.body[0].body if isinstance(tree.body[0], ast.FunctionDef) else []
+    calls = [node for line in statements for node in _own_nodes(line) if _is_call(node, "closure")]
+    for inner in statements if calls else ():
+        if calls[0] in _own_nodes(inner):
+            break
+        before += _own_nodes(inner)
+    else:
+        return False
+    while isinstance(inner, ast.If | ast.With) and len(inner.body) == 1:
+        if any(not isinstance(line, ast.Assign) for line in getattr(inner, "orelse", ())):
+            return True
+        inner = inner.body[0]
+    moves = any(isinstance(node, ast.For) or _is_call(node, "self") for node in before)
+    return len(calls) > 1 or moves or isinstance(inner, ast.If | ast.With | ast.For)
+
+
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """What a statement consists of, but for functions that it defines."""
+    if not isinstance(node, ast.FunctionDef | ast.Lambda):
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from _own_nodes(child)
+
+
+def _is_call(node: ast.AST, name: str) -> bool:
+    """Whether it is `name(...)` or `name.method(...)`."""
+    function = node.func if isinstance(node, ast.Call) else None
+    if isinstance(function, ast.Attribute) and not function.attr.endswith("_health_check"):
+        function = function.value
+    return isinstance(function, ast.Name) and function.id == name
 
 
 def require_whole_matrices(optimizer: Optimizer) -> None:
