@@ -164,6 +164,37 @@ def test_numbers_and_changed_options_are_state_too(train):
     assert torch.equal(*weights)
 
 
+class Numbering(OPTIM.SGD):
+    """Keeps a number, and another one in a list, as attributes."""
+
+    def __init__(self, groups):
+        super().__init__(groups, RATE)
+        self.count, self.seen = 0, []
+
+    def step(self, closure=None):
+        self.count += 1
+        self.seen.append(self.count)
+        for parameter in (p for group in self.param_groups for p in group["params"]):
+            parameter.grad.mul_(1 / self.count)
+        return super().step()
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_numbers_as_attributes_are_state_too_and_a_list_is_named(train, is_wrapped):
+    def make(groups):
+        return Wrapping(Numbering(groups)) if is_wrapped else Numbering(groups)
+
+    whole, _, lines = train(optimizing(make), "whole")
+    train(optimizing(make), max_steps=2)
+    resumed, *_ = train(optimizing(make))
+    runs = [open_run(folder.path, print) for folder in (whole, resumed)]
+    states = [run.checkpoint.state.optimizer for run in runs]
+    assert states[0] == states[1]
+    assert states[0]["attributes"] == [{}] * is_wrapped + [{"count": 4}]
+    assert torch.equal(*(run.weights()["0.weight"] for run in runs))
+    assert any("each step changes Numbering.seen, which no checkpoint" in line for line in lines)
+
+
 class Drawing(OPTIM.SGD):
     """Keeps an object, which a checkpoint cannot hold."""
 

@@ -119,15 +119,13 @@ def require_steppable(optimizer: Any) -> None:
             " sum of the losses, each reaching its own network alone.",
             id="several-optimizers",
         )
-    inner = optimizer
-    while inner is not None:
-        if _needs_closure(inner.step):
+    for innermost in steppers(optimizer):
+        if _needs_closure(innermost.step):
             raise _refused(name, "its step evaluates the loss again through a closure")
-        if getattr(inner, "is_second_order", False):
+        if getattr(innermost, "is_second_order", False):
             raise _refused(
                 name, "it takes gradients of gradients, whose graph a step does not keep"
             )
-        innermost, inner = inner, wrapped_in(inner)
     try:
         optimizer.state_dict()
     except Exception as error:
@@ -145,6 +143,13 @@ def require_steppable(optimizer: Any) -> None:
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise _refused(name, "it takes sparse gradients, which are neither reduced nor clipped")
+
+
+def steppers(optimizer: Any) -> Iterator[Any]:
+    """An optimizer, the one that it steps, the one that this steps, ..."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = wrapped_in(optimizer)
 
 
 def wrapped_in(optimizer: Any) -> Any:

@@ -65,7 +65,8 @@ class RunMonitor:
             "step", plan.total_steps, done=learner.steps_done, enabled=log is not None
         )
         self._hook_failed = False
-        self.python = PythonWatch(plan.task, self.backend.unwrap(learner.model))
+        model = self.backend.unwrap(learner.model)
+        self.python = PythonWatch(plan.task, model, learner.optimizer)
         self._last_scores: str | None = None
         """The line of the last validation, where it was not shown."""
         self._started = self._shown = 0.0

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from tpukit.errors import ConfigError, UsageError
 from tpukit.hardware.modules import local
-from tpukit.hardware.optimizers import evaluation_mode, has_modes
+from tpukit.hardware.optimizers import evaluation_mode, has_modes, steppers
 
 SET_EACH_STEP = ("params", "lr")
 """Options of a group that a checkpoint leaves out."""
@@ -28,7 +28,8 @@ class OptimizerState:
 
     `KEY/NAME` is the state `KEY` of the parameter `NAME`, `group/INDEX/KEY` a group's own. Of a
     group's options those are state that changed since the optimizer was made. Lists, tuples and
-    dicts are values, which name their tensors: `KEY/NAME/0`, ...
+    dicts are values, which name their tensors: `KEY/NAME/0`, ... Its attributes that are
+    numbers are state too, once they have changed.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -36,6 +37,7 @@ class OptimizerState:
         self.parameters = parameters
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._first = [self._forms(group) for group in optimizer.param_groups]
+        self._first_numbers = self._numbers()
 
     @property
     def name(self) -> str:
@@ -48,8 +50,17 @@ class OptimizerState:
 
     def values(self) -> dict[str, Any]:
         """The state without tensors. Raises UsageError for what a checkpoint cannot hold."""
-        values = self._packed()[1]
-        return {"class": self.name, "values": values} if values else {"class": self.name}
+        values, pairs = self._packed()[1], zip(self._numbers(), self._first_numbers, strict=False)
+        changed = [dict(now.items() - first.items()) for now, first in pairs]
+        found = {"values": values, "attributes": changed if any(changed) else None}
+        return {"class": self.name, **{name: each for name, each in found.items() if each}}
+
+    def _numbers(self) -> list[dict[str, int | float]]:
+        """Those that the optimizer, and each that it steps, have as attributes."""
+        return [
+            {name: v for name, v in vars(each).items() if type(v) in (int, float)}
+            for each in steppers(self.optimizer)
+        ]
 
     def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors: dict[str, Tensor] = {}
@@ -214,6 +225,8 @@ class OptimizerState:
         for number in known.keys() & state.keys():
             now, saved = state[number], loaded["state"].get(number, {})
             now.update({key: _as_saved(saved[key], now[key]) for key in now.keys() & saved.keys()})
+        for each, kept in zip(steppers(self.optimizer), values.get("attributes", ()), strict=False):
+            vars(each).update(kept)
 
     def _sorted(self, entries: Mapping[str, Any]) -> tuple[Entries, Entries]:
         """The state by the parameters' names, and the options by the groups' indices."""

@@ -2,9 +2,12 @@
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from tpukit.hardware.optimizers import steppers
 from tpukit.hardware.python_state import PythonState
 from tpukit.train.module_state import listed
 from tpukit.train.task import Task
@@ -15,10 +18,11 @@ ENTRY = re.compile(r"(\.\d+)+$")
 
 
 class PythonWatch:
-    """Compares a task and its model before and after some of a process' first steps."""
+    """Compares a task, its model and its optimizer before and after some of a process' first
+    steps."""
 
-    def __init__(self, task: Task, model: nn.Module) -> None:
-        self._owner = SimpleNamespace(task=task, model=model)
+    def __init__(self, task: Task, model: nn.Module, optimizer: Any = None) -> None:
+        self._owner = SimpleNamespace(task=task, model=model, optimizer=optimizer)
         self._before: PythonState | None = None
         self._changed: list[list[str]] = []
 
@@ -26,11 +30,11 @@ class PythonWatch:
         """made: steps of this process."""
         self._before = None
         if made in WATCHED_STEPS:
-            model = self._owner.model
-            saved = _saved_tensors(model)
+            model, optimizer = self._owner.model, self._owner.optimizer
+            saved = _saved_tensors(model) | _tensors_of_states(optimizer)
             self._before = PythonState(
                 self._owner,
-                _saved_entries(model),
+                {**_saved_entries(model), **_entries_of_states(optimizer)},
                 lambda tensor: id(tensor) in saved or tensor.grad_fn is not None,
             )
 
@@ -52,8 +56,8 @@ class PythonWatch:
         return (
             f"Warning: each step changes {shown}, which no checkpoint holds: a resumed run begins"
             " with what a new one has. Where steps depend on it, keep it in the model"
-            " (`register_buffer`, `get_extra_state`), or compute it from a buffer that counts in"
-            " `after_step`."
+            " (`register_buffer`, `get_extra_state`) or in an optimizer's `state`, or compute it"
+            " from a buffer that counts in `after_step`."
         )
 
 
@@ -74,4 +78,25 @@ def _saved_entries(model: nn.Module) -> dict[int, set[str]]:
         hidden[id(module._buffers)] = set(module._buffers) - module._non_persistent_buffers_set
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             hidden[id(vars(module))] = set(vars(module)) - {"_modules", "_buffers", "_parameters"}
+    return hidden
+
+
+def _tensors_of_states(optimizer: Any) -> set[int]:
+    states = (state for each in steppers(optimizer) for state in each.state.values())
+    values = (value for state in states for value in state.values())
+    return {id(value) for value in values if isinstance(value, Tensor)}
+
+
+def _entries_of_states(optimizer: Any) -> dict[int, set[str]]:
+    """The attributes of an optimizer that a checkpoint holds: see `OptimizerState`."""
+    hidden = {}
+    for each in steppers(optimizer):
+        own = getattr(type(each), "state_dict", None) is not Optimizer.state_dict
+        hidden[id(vars(each))] = {
+            name
+            for name, value in vars(each).items()
+            if name in ("state", "param_groups")
+            or type(value) in (int, float)
+            or (own and not hasattr(value, "param_groups"))
+        }
     return hidden
