@@ -14,6 +14,7 @@ import pytest
 import torch
 from fake_backend import FakeBackend
 from tiny_task import Rows, Tiny
+from torch import nn
 
 from tpukit.errors import ConfigError, DataError, UsageError
 from tpukit.hardware.backend import TorchOps
@@ -44,6 +45,36 @@ def train(tmp_path):
         return result, read_metrics(request.folder), lines
 
     return run
+
+
+class Renormalized(nn.Module):
+    """Writes to its weights in each pass, in eval mode too: torch's way, or by itself."""
+
+    def __init__(self, *, by_torch):
+        super().__init__()
+        self.embedding = nn.Embedding(40, 8, max_norm=1.0 if by_torch else None)
+        self.head = nn.Linear(8, 2)
+        self.by_torch = by_torch
+
+    def forward(self, x):
+        if not self.by_torch:
+            with torch.no_grad():
+                self.head.weight.mul_(0.9)
+        return self.head(self.embedding((x[:, 0] * 20).abs().long() % 40) + x)
+
+
+@pytest.mark.parametrize("by_torch", [True, False])
+def test_weights_that_a_pass_writes_to_are_put_back_after_a_validation(tmp_path, by_torch):
+    task, found = Tiny(), []
+    task.build_model = lambda ops: Renormalized(by_torch=by_torch)
+    for every in (1, 6):
+        config = TrainConfig(max_steps=6, global_batch_size=16, num_workers=0, lr=0.01,
+                             ckpt_every=every, ema_decay=0.5, ema_warmup=0)  # fmt: skip
+        folder = RunFolder(tmp_path / str(every))
+        train_run(TrainingRequest(task, config, folder), FakeBackend(), lambda line: None)
+        checkpoint = folder.checkpoints / "step-00000006"
+        found.append([(checkpoint / f"{n}.safetensors").read_bytes() for n in ("model", "ema")])
+    assert found[0] == found[1]
 
 
 class Ranked(Tiny):

@@ -154,3 +154,12 @@ def running_statistics(model: nn.Module) -> set[str]:
         if isinstance(module, _NormBase)
         for name in ("running_mean", "running_var")
     }
+
+
+def renormalized_weights(model: nn.Module) -> set[str]:
+    """Names of the weights that a forward pass writes to: of embeddings with `max_norm`."""
+    return {
+        f"{prefix}.weight".removeprefix(".")
+        for prefix, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
+    }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AfterStep, Backend, Batch
+from tpukit.hardware.modules import renormalized_weights
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import LossInputs
@@ -162,12 +163,12 @@ class BeforePasses:
     buffers: dict[str, tuple[Tensor, Tensor]]
     """By name the tensor, and a copy of it."""
     versions: dict[str, tuple[Tensor, int]]
-    """Frozen parameters, and the number of writes to each."""
-    frozen: dict[str, Tensor]
-    """Copies of some of them."""
+    """Parameters, and the number of writes to each."""
+    copies: dict[str, Tensor]
+    """Of some of them."""
 
     def moved(self) -> set[str]:
-        """Frozen parameters that were written to since."""
+        """Parameters that were written to since."""
         return {n for n, (tensor, version) in self.versions.items() if tensor._version != version}
 
 
@@ -206,8 +207,8 @@ class Learner:
         self.seed = seed
         self.steps_done = 0
         self._interrupt: Callable[[int], bool] | None = None
-        self._moved: set[str] = set()
-        """Frozen parameters that a forward pass has moved."""
+        self._moved = renormalized_weights(backend.unwrap(model))
+        """Parameters that a forward pass has moved, or may move."""
         self._names: list[str] = []
         device = backend.device
         self.window = torch.zeros(MOST_SUMS, device=device)
@@ -294,27 +295,27 @@ class Learner:
         self._unit.copy_(torch.where(self._unit == 0, weight, self._unit))
 
     def changed_by_passes(self, *, all_frozen: bool = False) -> BeforePasses:
-        """What a forward pass may change: buffers, and frozen parameters that one has moved before
-        (a teacher).
+        """What a forward pass may change: buffers, and parameters that one has moved before (a
+        teacher, an embedding with `max_norm`).
 
-        all_frozen: all frozen parameters.
+        all_frozen: all frozen parameters too.
         """
         module = self.backend.unwrap(self.model)
-        frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
-        kept = frozen.keys() if all_frozen else self._moved
+        known = dict(module.named_parameters())
+        frozen = {n for n, p in known.items() if all_frozen and not p.requires_grad}
         return BeforePasses(
             {name: (tensor, tensor.clone()) for name, tensor in module.named_buffers()},
-            {name: (p, p._version) for name, p in frozen.items()},
-            {name: frozen[name].detach().clone() for name in kept},
+            {name: (p, p._version) for name, p in known.items()},
+            {name: known[name].detach().clone() for name in (frozen | self._moved) & known.keys()},
         )
 
     @torch.no_grad()
     def undo_passes(self, before: BeforePasses) -> bool:
         """Undoes the passes since `changed_by_passes` gave this; False where it cannot: they moved
-        frozen parameters that none had moved before."""
+        parameters that none had moved before."""
         moved = before.moved()
         self._moved |= moved
-        if not moved <= before.frozen.keys():
+        if not moved <= before.copies.keys():
             return False
         self._put_back(before)
         self._begin_anew()
@@ -323,8 +324,8 @@ class Learner:
 
     def _put_back(self, before: BeforePasses) -> None:
         module = self.backend.unwrap(self.model)
-        for name in before.moved() & before.frozen.keys():
-            before.versions[name][0].copy_(before.frozen[name])
+        for name, value in before.copies.items():
+            before.versions[name][0].copy_(value)
         for name, (tensor, value) in before.buffers.items():
             owner, _, own = name.rpartition(".")
             setattr(module.get_submodule(owner), own, tensor)
@@ -344,6 +345,7 @@ class Learner:
             yield
         finally:
             self.model.train()
+            self._moved |= before.moved()
             with torch.no_grad():
                 self._put_back(before)
             self.backend.finish()
