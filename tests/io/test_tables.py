@@ -209,7 +209,7 @@ def test_files_in_the_other_form_of_unicode_are_found(tmp_path):
 
 @pytest.mark.parametrize(
     ("header", "hint"),
-    [("id,Text,label", "Rename 'Text' to 'text'?"), ("id,label", "Expected the columns"),
+    [("id,Text,label", "Rename 'Text' to 'text'?"), ("id,label", "--set prompt_column=NAME"),
      ("id,tеxt,label", r"Rename 'tеxt' ('t\u0435xt') to 'text'?")],
 )  # fmt: skip
 def test_what_differs_from_a_missing_name_is_shown(tmp_path, header, hint):

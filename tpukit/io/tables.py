@@ -59,7 +59,8 @@ class TableStream:
         return _where(self.path, record.number, record.line)
 
     def places(self, names: Sequence[str], hint: str | None = None) -> dict[str, int]:
-        """Name -> position of its column. Raises DataError for columns that are not there."""
+        """Name -> position of its column. Raises DataError for columns that are not there; hint:
+        what to do where none has a similar name."""
         found = {name: column_place(self.columns, name) for name in names}
         places = {name: place for name, place in found.items() if place is not None}
         if missing := [name for name in names if name not in places]:
@@ -67,7 +68,9 @@ class TableStream:
             there = ", ".join(map(repr, self.columns[:8])) + ", ..." * (len(self.columns) > 8)
             raise DataError(
                 f"{self.path} has no column {wanted}; it has {there}.",
-                hint or _similar(self.columns, names, missing),
+                _renamed(self.columns, names, missing)
+                or hint
+                or f"Expected the columns {', '.join(names)}.",
             )
         return places
 
@@ -171,14 +174,14 @@ def _where(path: Path, number: int, line: int) -> str:
     return f"{path}, row {number}" + (f" (line {line})" if line else "")
 
 
-def _similar(columns: Sequence[str], needed: Sequence[str], missing: Sequence[str]) -> str:
-    """What to do about missing columns."""
+def _renamed(columns: Sequence[str], needed: Sequence[str], missing: Sequence[str]) -> str | None:
+    """Which column to rename; None where none has a similar name."""
     known = {plain_name(name) for name in needed}
     others = {plain_name(name).lower(): name for name in columns if plain_name(name) not in known}
     for name in missing:
         for near in difflib.get_close_matches(name.lower(), others, 1, 0.6):
             return f"Rename {spelled(others[near])} to {name!r}?"
-    return f"Expected the columns {', '.join(needed)}."
+    return None
 
 
 def _checked(

@@ -272,7 +272,10 @@ def score_rows(
     references = [row.summary for row in rows]
     dialogues = [row.dialogue for row in rows]
     scores = rouge_scores(references, made)
-    asked = [json.loads(d)[-1]["content"] for d in dialogues] if columns.has_messages else dialogues
+    asked = [
+        json.loads(row.dialogue)[-1]["content"]
+        if columns.has_messages or row.has_messages else row.dialogue for row in rows
+    ]  # fmt: skip
     baselines = {"lead": rouge_scores(references, [lead_line(text) for text in asked])}
     if known:
         baselines["nearest"] = rouge_scores(references, nearest_summaries(known, dialogues))

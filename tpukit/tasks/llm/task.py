@@ -105,7 +105,7 @@ class SummarizeTask(Task):
         ("dialogue", "summary"), ("prompt", "completion"), ("prompt", "response"),
         ("prompt", "answer"), ("question", "answer"), ("instruction", "output"),
         ("instruction", "response"), ("input", "output"), ("text", "summary"), ("messages",),
-        ("conversations",),
+        ("conversations",), ("chosen", "rejected"),
     )  # fmt: skip
     data_needs: ClassVar[str] = "train.csv or train.jsonl of prompts and completions, or messages"
     generators: ClassVar[Mapping[str, type[Any]]] = {"dialogues": GeneratedDialogues}

@@ -437,6 +437,67 @@ def test_null_is_no_text_and_conversations_are_recognised(tmp_path: Path) -> Non
     with pytest.raises(DataError) as caught:
         list(read_rows(path, summaries=True))
     assert "--set chat=true --set prompt_column=messages" in str(caught.value.hint)
+    columns = Columns("messages", id="name", has_messages=True)
+    with pytest.raises(DataError, match="no column 'name'") as caught:
+        list(read_rows(path, summaries=False, columns=columns))
+    assert "--set id_column=NAME; an empty id_column numbers" in str(caught.value.hint)
+
+
+ASKING, ANSWER, WORSE = MESSAGES[:4], MESSAGES[4:], [{"role": "assistant", "content": "Yes."}]
+
+
+@pytest.mark.parametrize("said", [ASKING, ASKING[3]["content"], None], ids=["list", "text", "none"])
+def test_prompts_and_completions_may_be_lists_of_messages(
+    folder: Path, tmp_path: Path, said: object
+) -> None:
+    """As TRL has them; completions that are whole conversations, too, beside their question."""
+    columns = Columns("prompt", "chosen", None, rejected="rejected")
+    whole = [] if said is ASKING else ASKING
+    row = {"prompt": said, "chosen": [*whole, *ANSWER], "rejected": [*whole, *WORSE]}
+    row = {name: value for name, value in row.items() if value is not None}
+    (read,) = read_rows(written(tmp_path / "x.jsonl", [row]), summaries=True, columns=columns)
+    assert (json.loads(read.dialogue), read.summary) == (ASKING, ANSWER[0]["content"])
+    base = load_tokenizer(str(folder)).for_chat()
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def plain(text: str) -> str:
+        return text.replace(" <|im_end|> Bob", "")
+
+    asked = plain(theirs.apply_chat_template(ASKING, add_generation_prompt=True, tokenize=False))
+    pair = PromptFormat(base, 200, PromptStyle(columns, chat=True)).example(read)
+    alone = PromptFormat(base, 200, PromptStyle(replace(columns, rejected=None), chat=True))
+    single = alone.example(read)
+    assert single is not None and single.learned is None and pair is not None
+    ends = ("No, Ann alone.<|im_end|>", "Yes.<|im_end|>")
+    assert plain(theirs.decode(pair.tokens)) == "".join(asked + end for end in ends)
+    assert theirs.decode(np.array(pair.tokens)[pair.learned]) == "".join(ends)
+    assert plain(theirs.decode(single.tokens)) == asked + ends[0]
+    assert theirs.decode(single.tokens[-single.targets :]) == ends[0]
+    for style in (PromptStyle(columns), PromptStyle(columns, "{prompt}", chat=True)):
+        with pytest.raises(DataError, match="Row 1: 'prompt' is a list of messages, which"):
+            PromptFormat(base, 200, style).example(read)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": ASKING, "completion": [*ASKING, *ANSWER]}, "'completion': not one message"),
+        ({"prompt": "Who?", "completion": ASKING}, "'completion': not one message"),
+        ({"prompt": [*ASKING, *ANSWER], "completion": ANSWER}, "'prompt': the assistant's message"),
+        ({"prompt": [{"from": "human", "value": "Who?"}], "completion": "Ann"}, "not a list of"),
+        ({"prompt": ASKING, "completion": ANSWER, "tools": [{"name": "x"}]}, "'tools': the chat"),
+        ({"prompt": "Who?", "completion": [*ASKING[:2], *ANSWER]}, "not one message"),
+    ],
+)  # fmt: skip
+def test_lists_of_messages_that_are_not_read_are_refused(
+    tmp_path: Path, row: dict[str, object], said: str
+) -> None:
+    columns = Columns("prompt", "completion", None)
+    path = written(tmp_path / "x.jsonl", [row])
+    with pytest.raises(DataError, match=f"row 1 .*{said}"):
+        list(read_rows(path, summaries=True, columns=columns))
+    written(path, [{"prompt": ASKING, "completion": ANSWER, "tools": []}])
+    assert len(list(read_rows(path, summaries=True, columns=columns))) == 1
 
 
 def test_settings_that_do_not_go_together(tokenizer) -> None:  # type: ignore[no-untyped-def]

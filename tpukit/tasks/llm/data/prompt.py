@@ -101,7 +101,8 @@ class PromptFormat:
 
         The tokens are those of the whole text, as transformers makes them.
         """
-        if self.style.columns.has_messages:
+        if row.has_messages or self.style.columns.has_messages:
+            self._check_messages(row)
             room = max(self.block_size - room_after, 1)
             while (excess := len(tokens := self._conversation(row)[0]) - room) > 0:
                 row = _without_oldest_turn(row) or self._cut(row, excess)
@@ -122,6 +123,14 @@ class PromptFormat:
                 )
             tokens = first_tokens(lambda text: encode([*before, text]), text, kept) + end
         return [*self.tokenizer.prefix, *tokens]
+
+    def _check_messages(self, row: Row) -> None:
+        if not self.style.chat or self.style.template is not None:
+            raise DataError(
+                f"Row {row.number}: {self.style.columns.prompt!r} is a list of messages, which the"
+                " chat template alone writes.",
+                "Give --set chat=true and no template, or plain text.",
+            )
 
     def _parts(self, row: Row) -> tuple[list[str], str, list[str]]:
         """The prompt's column, and what is before and after it: texts of the template and of

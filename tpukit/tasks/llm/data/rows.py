@@ -11,6 +11,16 @@ from tpukit.io.tables import column_place, is_table_name, open_table, plain_name
 
 UNREAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 """Fields of messages that chat templates write beside the content."""
+NO_MESSAGES = (
+    "not a list of messages of a role and a text.",
+    'Expected [{"role": "user", "content": "..."}, ...]; what calls tools, and reasoning,'
+    " is written into the content.",
+)
+SAID_BY = {"role", "from"}
+"""Fields by which an object in a list is a message, of ShareGPT's form too."""
+BESIDE = ("tools", "chat_template_kwargs")
+"""Columns of TRL that chat templates take beside the messages."""
+NOTHING = (None, "", "[]", "{}")
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,8 @@ class Row:
     """Other columns of a template."""
     rejected: str = ""
     """The rejected completion; empty where there is none."""
+    has_messages: bool = False
+    """The dialogue is a list of messages (JSON)."""
 
 
 def read_rows(
@@ -77,9 +89,15 @@ def read_rows(
     seen: dict[str, int] = {}
     table = open_table(path)
     needed = (*filter(None, [columns.id]), *texts, *(columns.further if dialogues else ()))
-    conversations = "Conversations need --set chat=true --set prompt_column=messages."
-    places = table.places(needed, conversations if "messages" in table.columns else None)
-    known = {name: column_place(table.columns, name) for name in columns.names}
+    missing = [name for name in needed if column_place(table.columns, name) is None]
+    hint = _naming(table.columns, missing, columns)
+    # Completions may be whole conversations.
+    is_whole = missing == [columns.prompt] and columns.completion in table.columns
+    if is_whole:
+        needed, texts = (tuple(n for n in names if n not in missing) for names in (needed, texts))
+    places = table.places(needed, hint)
+    beside = BESIDE if dialogues else ()
+    known = {name: column_place(table.columns, name) for name in (*columns.names, *beside)}
     places |= {name: place for name, place in known.items() if place is not None}
     row = None
     for record in table.records:
@@ -88,11 +106,38 @@ def read_rows(
         row = _row(record.number, values, columns)
         _check_id(where, row, seen, columns.id)
         _check_texts(where, row, {name: values[name] for name in texts})
-        yield _of_messages(where, row, columns.prompt, learned=learned) if has_messages else row
+        if has_messages:
+            row = _of_messages(where, row, columns.prompt, learned=learned)
+        else:
+            row = _of_lists(where, row, columns)
+            if is_whole and not row.has_messages:
+                table.places(missing, hint)
+        for name in beside if row.has_messages else ():
+            if values.get(name) not in NOTHING:
+                raise DataError(
+                    f"{where}, column {name!r}: the chat template is given messages alone.",
+                    "Write what it says into the system's message, and remove the column.",
+                )
+        yield row
     if row is None:
+        table.places(missing, hint)
         raise DataError(
             f"{path} has no rows below its header.", "Give a file with at least one dialogue."
         )
+
+
+def _naming(there: Sequence[str], missing: Sequence[str], columns: Columns) -> str | None:
+    """How to name the columns that are missing."""
+    if {"messages", "conversations"}.intersection(there) and columns.prompt in missing:
+        return (
+            "Conversations need --set chat=true --set prompt_column=messages, a column of"
+            ' [{"role": "user", "content": "..."}, ...].'
+        )
+    kinds = {columns.id: "id", columns.prompt: "prompt", columns.completion: "completion",
+             columns.rejected: "rejected"}  # fmt: skip
+    options = [f"--set {kinds[name]}_column=NAME" for name in missing if name in kinds]
+    numbered = "; an empty id_column numbers the rows" if columns.id in missing else ""
+    return f"Name what it has: {' '.join(options)}{numbered}." if options else None
 
 
 def training_file(data: Path) -> Path:
@@ -129,7 +174,7 @@ def _of_messages(where: str, row: Row, column: str, *, learned: bool) -> Row:
     where = f"{where}, column {column!r}"
     try:
         messages = json.loads(row.dialogue)
-        if any(message.get(name) for message in messages for name in UNREAD):
+        if _are_more(messages):
             raise ValueError
         if learned and not any(message["role"] == "assistant" for message in messages):
             raise DataError(f"{where}: the assistant says nothing.", "Remove the row.")
@@ -140,12 +185,74 @@ def _of_messages(where: str, row: Row, column: str, *, learned: bool) -> Row:
         if not messages or not all(isinstance(text, str) for text in texts):
             raise ValueError
     except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{where}: {NO_MESSAGES[0]}", NO_MESSAGES[1]) from error
+    dialogue = json.dumps(messages, ensure_ascii=False)
+    return replace(row, dialogue=dialogue, summary=last, has_messages=True)
+
+
+def _are_more(messages: list[dict[str, str]]) -> bool:
+    """Whether messages have more than a role and a text."""
+    return any(message.get(name) for message in messages for name in UNREAD)
+
+
+def _of_lists(where: str, row: Row, columns: Columns) -> Row:
+    """A row whose prompt or completions are lists of messages, as TRL has them.
+
+    A completion is the assistant's message. One that is a whole conversation says what comes
+    before: a prompt of plain text is its question then.
+    """
+    asked = _listed(where, columns.prompt, row.dialogue)
+    names = (columns.completion, columns.rejected or "")
+    said = [_listed(where, name, text)
+            for name, text in zip(names, (row.summary, row.rejected), strict=True)]  # fmt: skip
+    if asked is None and said == [None, None]:
+        return row
+    texts, before = [row.summary, row.rejected], []
+    for number, (name, messages) in enumerate(zip(names, said, strict=True)):
+        if messages is None:
+            continue
+        *first, last = messages
+        known = [m["content"].strip() for m in first if m["role"] == "user"]
+        is_whole = asked is None and row.dialogue.strip() in ("", *known)
+        if last["role"] != "assistant" or (first and not is_whole):
+            raise DataError(
+                f"{where}, column {name!r}: not one message of the assistant.",
+                f"Put what comes before it into {columns.prompt!r}, as a list of messages.",
+            )
+        texts[number] = last["content"]
+        before.append(first)
+    if any(first != before[0] for first in before):
         raise DataError(
-            f"{where}: not a list of messages of a role and a text.",
-            'Expected [{"role": "user", "content": "..."}, ...]; what calls tools, and reasoning,'
-            " is written into the content.",
-        ) from error
-    return replace(row, dialogue=json.dumps(messages, ensure_ascii=False), summary=last)
+            f"{where}: {names[0]!r} and {names[1]!r} differ before their last messages.",
+            "Both must answer the same question.",
+        )
+    row = replace(row, summary=texts[0], rejected=texts[1])
+    messages = asked or next(filter(None, before), None)
+    if messages is None:
+        return row
+    if messages[-1]["role"] == "assistant":
+        raise DataError(
+            f"{where}, column {columns.prompt!r}: the assistant's message is the last one.",
+            "Put it into the completion.",
+        )
+    return replace(row, dialogue=json.dumps(messages, ensure_ascii=False), has_messages=True)
+
+
+def _listed(where: str, column: str, text: str) -> list[dict[str, str]] | None:
+    """The messages that a field lists; None where it is plain text."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        messages: list[dict[str, str]] = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    kinds = [part.keys() & SAID_BY if isinstance(part, dict) else None for part in messages]
+    if not messages or not all(kinds):
+        return None
+    texts = (message.get(name) for message in messages for name in ("role", "content"))
+    if not all(isinstance(text, str) for text in texts) or _are_more(messages):
+        raise DataError(f"{where}, column {column!r}: {NO_MESSAGES[0]}", NO_MESSAGES[1])
+    return messages
 
 
 def _check_texts(where: str, row: Row, texts: Mapping[str, str]) -> None:
