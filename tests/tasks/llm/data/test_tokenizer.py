@@ -103,6 +103,49 @@ def test_other_rules_than_gpt2s_are_kept(tmp_path: Path, tokenizer: Tokenizer, o
     assert ours.prefix == [511] * other.startswith("begin")
 
 
+def special_words(kind: str) -> Any:
+    """A tokenizer whose model has its special tokens among its words."""
+    import tokenizers
+    from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+    model, trainer, how = {
+        "Unigram": (models.Unigram(), trainers.UnigramTrainer, {"unk_token": "<unk>"}),
+        "BPE": (models.BPE(unk_token="<unk>", ignore_merges=True), trainers.BpeTrainer, {}),
+        "byte-level": (models.BPE(), trainers.BpeTrainer, {}),
+        "WordPiece": (models.WordPiece(unk_token="<unk>"), trainers.WordPieceTrainer, {}),
+        "WordLevel": (models.WordLevel(unk_token="<unk>"), trainers.WordLevelTrainer, {}),
+    }[kind]
+    made: Any = tokenizers.Tokenizer(model)
+    made.normalizer = normalizers.NFKC()
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if kind == "byte-level":
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        how = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    texts = ["Ann came. <eos> [x] Be: Who?", *"abcdefghijklmnopqrstuvwxyz<>"] * 3
+    special = ["<pad>", "<eos>", "<unk>"]
+    made.train_from_iterator(
+        texts, trainer(vocab_size=330, special_tokens=special, show_progress=False, **how)
+    )
+    made.add_tokens(["[x]"])
+    return made
+
+
+@pytest.mark.parametrize("kind", ["Unigram", "BPE", "byte-level", "WordPiece", "WordLevel"])
+def test_special_tokens_in_texts_are_text_in_every_model(tmp_path: Path, kind: str) -> None:
+    theirs = special_words(kind)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    ours = load_tokenizer(str(tmp_path))
+    assert ours.encode("Ann [x] came.") == theirs.encode("Ann [x] came.").ids
+    pad, end = (theirs.token_to_id(text) for text in ("<pad>", "<eos>"))
+    for text in ("Ann <eos> [x]", "<eos>", "<pad> <unk>", "Who? \uff1ceos\uff1e"):
+        assert not {pad, end} & {*ours.encode(text)}
+        tokens = ours.encode_parts(["Be: ", text, "<eos>"])
+        assert pad not in tokens and tokens.index(end) == len(tokens) - 1
+        if "[x]" in text:
+            assert theirs.token_to_id("[x]") in tokens
+
+
 def test_a_long_text_is_read_no_further_than_needed(tokenizer: Tokenizer) -> None:
     text = "a" * 10_000_000
     tokens = first_tokens(tokenizer.encode, text, 50)

@@ -22,6 +22,8 @@ END_OF_TEXT = "<|endoftext|>"
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json",
          "generation_config.json", "special_tokens_map.json")  # fmt: skip
+NO_TEXT = "\U0010ffff"
+"""No character: no text has it."""
 DATE = date(2024, 7, 26)
 """Today for templates that ask, the default of Llama 3's: the same tokens each day."""
 PLACE = "\u2009\u2042{}\u2042\u2009"
@@ -159,25 +161,78 @@ class Tokenizer:
     def encode_spans(self, texts: Sequence[str]) -> tuple[list[int], Array, Array]:
         """As `encode_parts`; and in which of the texts each token begins and ends."""
         if any(self._special.search(text) for text in texts[1::2]):
-            parts = [self._encode(text, plain=n % 2 == 1).ids for n, text in enumerate(texts)]
-            each = np.repeat(np.arange(len(texts)), [len(part) for part in parts])
-            return [token for part in parts for token in part], each, each
+            return self._encode_each(texts)
         whole = self._encode("".join(texts), plain=False)
         ends = np.cumsum([len(text) for text in texts])
         offsets = np.array(whole.offsets, np.int64).reshape(-1, 2)
         first = np.searchsorted(ends, offsets[:, 0], side="right").clip(max=len(texts) - 1)
-        return list(whole.ids), first, np.searchsorted(ends, offsets[:, 1])
+        last = np.searchsorted(ends, offsets[:, 1])
+        # Normal forms of data may be special tokens.
+        if np.isin(whole.ids, self._special_ids)[(first % 2 == 1) & (last % 2 == 1)].any():
+            return self._encode_each(texts)
+        return list(whole.ids), first, last
+
+    def _encode_each(self, texts: Sequence[str]) -> tuple[list[int], Array, Array]:
+        parts = [self._encode(text, plain=n % 2 == 1).ids for n, text in enumerate(texts)]
+        each = np.repeat(np.arange(len(texts)), [len(part) for part in parts])
+        return [token for part in parts for token in part], each, each
+
+    @cached_property
+    def _specials(self) -> dict[str, bool]:
+        """The texts of special tokens, and whether each is of unknown text."""
+        made = json.loads(self.files["tokenizer.json"])
+        model = made["model"]
+        unknown, number = model.get("unk_token"), model.get("unk_id")
+        unknown = unknown if number is None else model["vocab"][number][0]
+        texts = [t["content"] for t in made.get("added_tokens") or [] if t.get("special")]
+        return {text: text == unknown for text in texts}
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
         """The texts of special tokens."""
-        added = json.loads(self.files["tokenizer.json"]).get("added_tokens") or []
-        texts = [re.escape(token["content"]) for token in added if token.get("special")]
-        return re.compile("|".join(texts) or "(?!)")
+        return re.compile("|".join(map(re.escape, self._specials)) or "(?!)")
+
+    @cached_property
+    def _special_ids(self) -> list[int]:
+        """The special tokens, but for that of unknown text."""
+        return [self._whole.token_to_id(text) for text, is_unknown in self._specials.items()
+                if not is_unknown]  # fmt: skip
 
     def _encode(self, text: str, *, plain: bool) -> Any:
         self._whole.encode_special_tokens = plain
-        return self._whole.encode(text, add_special_tokens=False)
+        made = self._whole.encode(text, add_special_tokens=False)
+        has_special = plain and np.isin(made.ids, self._special_ids).any()
+        if has_special or (plain and self._special.search(text)):
+            return self._plain.encode(text, add_special_tokens=False)
+        return made
+
+    @cached_property
+    def _plain(self) -> Any:
+        """The tokenizer whose special tokens have texts that are in no data: models with whole
+        words (Unigram, WordLevel, WordPiece) would find them in their vocabulary."""
+        from tokenizers import Tokenizer as Whole
+
+        made = json.loads(self.files["tokenizer.json"])
+        hidden = {text: f"{NO_TEXT}{text}{NO_TEXT}" for text in self._specials}
+        for token in made["added_tokens"]:
+            token["content"] = hidden.get(token["content"], token["content"])
+        model = made["model"]
+        words = model["vocab"]
+        model["vocab"] = (
+            {hidden.get(word, word): number for word, number in words.items()}
+            if isinstance(words, dict)
+            else [[hidden.get(word, word), score] for word, score in words]
+        )
+        if "unk_token" in model:
+            model["unk_token"] = hidden.get(model["unk_token"], model["unk_token"])
+        if "merges" in model:
+            pairs = (one.split(" ", 1) if isinstance(one, str) else one for one in model["merges"])
+            model["merges"] = [pair for pair in pairs if not hidden.keys() & {*pair, "".join(pair)}]
+        whole = Whole.from_str(json.dumps(made))
+        whole.no_padding()
+        whole.no_truncation()
+        whole.encode_special_tokens = True
+        return whole
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text up to the first end token, without special tokens."""
