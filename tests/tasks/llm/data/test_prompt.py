@@ -228,6 +228,33 @@ def test_an_answer_has_the_tokens_of_the_whole_text(
             assert found.learned is None or mask == [*map(int, found.learned)]
 
 
+ASKS_IF_EMPTY = CHATML.replace("{{ m.content }}<|im_end|>{% end", "{{ m.content or '?' }}<|im_end|>"
+                               "{% end", 1)  # fmt: skip
+
+
+@pytest.mark.parametrize("template", [CHATML, ZEPHYR, THINKS, ASKS_IF_EMPTY])
+@pytest.mark.parametrize("said", ["", "  ", "</think>", "<think>\nWho?</think>\n"])
+def test_an_earlier_answer_of_nothing_learns_its_end(
+    tmp_path: Path, template: str, said: str
+) -> None:
+    write_tokenizer(tmp_path, chat=template)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900, turns)
+    messages = [{"role": role, "content": text} for role, text in (
+        ("user", "Who?"), ("assistant", said), ("user", "Bob?"), ("assistant", "Ann"))]  # fmt: skip
+    example = formats.example(Row(1, "1", json.dumps(messages[:3]), "Ann"))
+    whole = theirs.apply_chat_template(
+        messages, return_assistant_tokens_mask=True, return_dict=True
+    )
+    assert example is not None and example.learned is not None
+    count = len(example.tokens)
+    assert example.tokens == whole["input_ids"][:count]
+    own = [*map(int, example.learned)]
+    if not (template == ASKS_IF_EMPTY and not said):  # the template says it
+        assert own == whole["assistant_masks"][:count]
+
+
 def test_an_answer_after_a_template_has_the_tokens_of_the_whole_text(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, spaces=True)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)

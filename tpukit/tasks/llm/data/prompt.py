@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.llm.data.rows import DIALOGUES, Columns, Row
-from tpukit.tasks.llm.data.tokenizer import ANSWERED, ASKED, WRITTEN, Tokenizer
+from tpukit.tasks.llm.data.tokenizer import ANSWERED, ASKED, PLACE, WRITTEN, ChatPieces, Tokenizer
 
 BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"
 BEFORE_SUMMARY = "\n\n### SUMMARY:\n"
@@ -203,19 +203,17 @@ class PromptFormat:
     def _conversation(self, row: Row) -> tuple[list[int], list[bool]]:
         """The tokens of a conversation before its last answer, and which of them the assistant
         says."""
-        messages: list[tuple[str, str]] = []
-        data: list[tuple[str, int]] = []
-        edges = [("", "")]
-        for number, message in enumerate(json.loads(row.dialogue), 1):
-            seen, rest = self.tokenizer.with_places(message["content"], len(data))
-            messages.append((message["role"], seen))
-            data += [(text, number) for text in rest]
-            around = WRITTEN.split(seen)
-            edges.append((around[0], around[-1]))
-        try:
-            pieces = self._pieces(tuple(messages), asks=True)
-        except DataError as error:
-            raise DataError(f"Row {row.number}: {error.message}", error.hint) from error
+        messages, data, edges = self._placed(row)
+        pieces = self._rendered(row, messages)
+        written = {data[place][1] for place in pieces.order}
+        roles = enumerate((role for role, _ in messages), 1)
+        silent = {n for n, role in roles if role == "assistant" and n not in written}
+        if silent:
+            marked = self._placed(row, silent)
+            found = self._rendered(row, marked[0])
+            # A template may ask whether a message is empty.
+            if _filled(found, marked[1]) == _filled(pieces, data):
+                (messages, data, edges), pieces = marked, found
         said = [0, *(data[place][1] for place in pieces.order), 0]
         parts: list[tuple[str, int]] = []
         for n, piece in enumerate(pieces.texts):
@@ -227,9 +225,38 @@ class PromptFormat:
         own = np.array([False, *(role == "assistant" for role, _ in messages)])
         own = own[[number for _, number in parts]]
         learned = own[first] | own[last]
-        follows = np.append(False, learned[:-1])
+        # Messages may be empty: what their ends follow has no tokens.
+        before = np.append(0, np.cumsum(own))
+        follows = np.append(False, learned[:-1]) | (before[first] > before[np.append(0, last[:-1])])
         learned |= follows & (np.array(tokens) == self.tokenizer.end)
         return tokens, learned.tolist()
+
+    def _placed(
+        self, row: Row, silent: Collection[int] = ()
+    ) -> tuple[list[tuple[str, str]], list[tuple[str, int]], list[tuple[str, str]]]:
+        """Messages with places for data, the data with their messages' numbers, and what the
+        messages begin and end with beside them; silent: messages that get a place in any case."""
+        messages: list[tuple[str, str]] = []
+        data: list[tuple[str, int]] = []
+        edges = [("", "")]
+        for number, message in enumerate(json.loads(row.dialogue), 1):
+            text = message["content"]
+            seen, rest = self.tokenizer.with_places(text, len(data))
+            if number in silent:
+                is_blank = not text.strip()
+                seen = seen * (not is_blank) + PLACE.format(len(data) + len(rest))
+                rest = [*rest, text * is_blank]
+            messages.append((message["role"], seen))
+            data += [(part, number) for part in rest]
+            around = WRITTEN.split(seen)
+            edges.append((around[0], around[-1]))
+        return messages, data, edges
+
+    def _rendered(self, row: Row, messages: Sequence[tuple[str, str]]) -> ChatPieces:
+        try:
+            return self._pieces(tuple(messages), asks=True)
+        except DataError as error:
+            raise DataError(f"Row {row.number}: {error.message}", error.hint) from error
 
     def _cut(self, row: Row, excess: int) -> Row:
         """A conversation whose longest message but the system's loses as many characters."""
@@ -265,6 +292,14 @@ def _stripped(texts: list[str], at_start: bool, at_end: bool) -> list[str]:
             if texts[place]:
                 break
     return texts
+
+
+def _filled(pieces: ChatPieces, data: Sequence[tuple[str, int]]) -> str:
+    """What a chat template wrote, with the data in their places."""
+    texts = [pieces.texts[0]]
+    for place, trimmed, text in zip(pieces.order, pieces.trimmed, pieces.texts[1:], strict=True):
+        texts += [*_stripped([data[place][0]], *trimmed), text]
+    return "".join(texts)
 
 
 def _by_message(
