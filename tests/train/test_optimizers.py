@@ -419,6 +419,50 @@ def test_a_checkpoint_of_earlier_versions_is_read(train, monkeypatch):
     assert (result.resumed_from, result.steps) == (2, 4)
 
 
+class Thawed(Optimizing):
+    """Trains its first layer from the third step on; `starts` says how it begins."""
+
+    def __init__(self, starts):
+        super().__init__()
+        self.starts, self.steps = starts, 0
+
+    def build_model(self, ops):
+        model = super().build_model(ops)
+        model[0].requires_grad_(self.starts)
+        return model
+
+    def loss(self, model, batch):
+        model[0].requires_grad_(self.steps >= 2)
+        return super().loss(model, batch)
+
+    def after_step(self, model):
+        self.steps += 1
+
+
+class Renewed(Optimizing):
+    def after_step(self, model):
+        model[0].weight = torch.nn.Parameter(model[0].weight.detach())
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [(Thawed(False), "'0.weight' was frozen when training began, and is to be"),
+     (Renewed(), "'0.weight' was not a parameter of the model when training began")],
+    ids=["thawed", "renewed"],
+)  # fmt: skip
+def test_what_is_to_be_trained_later_must_be_known_from_the_start(train, task, reason):
+    with pytest.raises(UsageError, match=reason) as caught:
+        train(task)
+    assert "with requires_grad" in caught.value.hint
+
+
+def test_a_layer_may_be_frozen_at_first(train):
+    folder, *_ = train(Thawed(True))
+    weights = open_run(folder.path, print).weights()["0.weight"]
+    seed_everything(0)
+    assert not torch.equal(weights, Thawed(True).build_model(None)[0].weight)
+
+
 # -- weights to train with, and weights to evaluate -----------------------------------------------
 FILES = ("model", "ema", "optimizer")
 

@@ -225,6 +225,7 @@ class Engine:
         finite."""
         with self.monitor.pause():
             self.require_finite(self.learner.bad_step())
+            self.learner.require_known_parameters()
             with self.stop.saving():
                 self.state.stream = self.source.saved_position()
                 self.writer.write(self.state, is_best=is_best)

@@ -200,6 +200,7 @@ class Learner:
             by_parameter.get(p, "") for group in optimizer.param_groups for p in group["params"]
         ]
         """Names of the optimizer's parameters, in its order."""
+        self._frozen = [parameter for parameter in names.values() if not parameter.requires_grad]
         self.not_finite_at_start: list[str] = []
         """Parameters and buffers that may stay so (a mask, a value that is not set yet)."""
         self.ema = ema
@@ -244,7 +245,25 @@ class Learner:
                 return False
         self.steps_done += 1
         self.backend.finish()
+        if any(parameter.requires_grad for parameter in self._frozen):
+            self.require_known_parameters()
         return True
+
+    def require_known_parameters(self) -> None:
+        """Raises UsageError for what was frozen, or no parameter of the model, when training began,
+        and is to be trained now: optimizer, EMA weights and other ranks do not know it."""
+        known, frozen = self.optimizer_state.parameters, set(map(id, self._frozen))
+        for name, parameter in self.backend.unwrap(self.model).named_parameters():
+            is_known = known.get(name) is parameter
+            if parameter.requires_grad and (id(parameter) in frozen or not is_known):
+                what = "was frozen" if is_known else "was not a parameter of the model"
+                raise UsageError(
+                    f"{name!r} {what} when training began, and is to be trained after step"
+                    f" {self.steps_done}: no optimizer trains it.",
+                    "Have `build_model` return it with requires_grad, and set that to False in"
+                    " `loss` until then; write new values into it in place.",
+                    id="task-value",
+                )
 
     def seed_draws(self) -> None:
         """Has the next step's passes draw what seed and step decide, whatever drew before: a

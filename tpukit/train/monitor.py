@@ -143,8 +143,10 @@ class RunMonitor:
 
     def first_step_done(self) -> None:
         """Its duration, what it says of the run's, what left the device in it, and what it did not
-        train. Raises UsageError for an optimizer whose state no checkpoint can hold."""
+        train. Raises UsageError for an optimizer whose state no checkpoint can hold, and for
+        parameters that it does not know."""
         self.learner.optimizer_state.values()
+        self.learner.require_known_parameters()
         if not self._compiles:
             self._wait_for_device()
         seconds = time.monotonic() - self._started
