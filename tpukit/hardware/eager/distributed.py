@@ -204,7 +204,9 @@ class FSDP(SingleProcess):
         later, self._deferred = self._deferred, None
         unfilled = {n: p for n, p in model.named_parameters() if later is not None and p.is_meta}
         model = self.place(model)
-        whole = {parameter for parameter in model.parameters() if parameter.ndim == 0}
+        # FSDP shards floats alone: its shards require gradients when they are made.
+        is_float = {p: p.is_floating_point() or p.is_complex() for p in model.parameters()}
+        whole = {p for p, is_one in is_float.items() if p.ndim == 0 or not is_one}
         in_half = set() if self.half is None else _in_half(model)
         for block in repeated_blocks(model):
             self._shard(block, in_half, whole)
