@@ -9,7 +9,8 @@ from tpukit.errors import ConfigError, DataError
 from tpukit.io.tables import read_table
 from tpukit.tasks.eit.predict import image_file
 from tpukit.train.requests import PredictionRequest
-from tpukit.train.submission import match_sample
+from tpukit.train.submission import Predictions, match_sample, write_submission
+from tpukit.train.target import Target
 
 
 def put(path, *rows):
@@ -60,6 +61,22 @@ def test_what_differs_is_named(tmp_path):
         assert told in caught.value.message
     with pytest.raises(DataError, match=r"it lacks 1 column \(id\)"):
         match(tmp_path, [["name"], ["1"]], [["id"], ["1"]])
+
+
+@pytest.mark.parametrize(
+    ("classes", "sample", "written"),
+    [("abc", "c a", ["b c", "a b"]), ("abc", "b", ["b", "a"]),
+     (("0.0", "1.0", "2.0"), "0", ["1", "0"]), (("False", "True"), "0", ["1", "0"]),
+     (("0", "1"), "False", ["True", "False"]), (("False", "True", "7"), "0", ["True", "False"]),
+     (("007", "008"), "9", ["008", "007"])],
+)  # fmt: skip
+def test_classes_are_written_as_the_sample_writes_them(tmp_path, classes, sample, written):
+    values = np.array([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]])[:, : len(classes)]
+    found = Predictions(["x", "y"], values, Target("class", ("label",), tuple(classes)))
+    path = put(tmp_path / "sample.csv", ["label", "id"], [sample, "y"], [sample, "x"])
+    write_submission(found, tmp_path / "out.csv", read_table(path), print)
+    rows = [*csv.reader((tmp_path / "out.csv").open())]
+    assert rows == [["label", "id"], [written[1], "y"], [written[0], "x"]]
 
 
 def test_images_of_eit_have_no_sample():

@@ -1,6 +1,6 @@
 """Labelled rows of a table, for any task: what is predicted of them, and which are validated on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,12 +117,12 @@ def table_with_rows(path: Path) -> Table:
 
 def labelled(
     table: Table, settings: TableSettings, known: Target | None = None,
-    features: str | None = None,
+    features: str | None = None, apart: Collection[str] = (),
 ) -> LabelledTable:  # fmt: skip
     """The rows of a table with what is learned of them.
 
     known: what a run has learned, which is not looked for again; features: the setting, whose
-    columns are not learned.
+    columns are not learned; apart: further ones.
 
     Raises DataError for what is not clear or does not fit.
     """
@@ -132,12 +132,12 @@ def labelled(
     ids = id_column_of(table, settings.id_column, sample, tests)
     if known is None:
         asked = settings.columns.split(",") if settings.columns else None
-        beside = map(plain_name, features.split(",") if features else ())
+        beside = map(plain_name, (*(features.split(",") if features else ()), *apart))
         wanted = {*map(plain_name, sample.columns)} if sample else set()
-        apart = (*({*beside} - wanted), settings.fold_column, settings.group_column)
+        others = (*({*beside} - wanted), settings.fold_column, settings.group_column)
         known = learned_target(
             table, ids, Asked(asked and [name.strip() for name in asked], settings.target,
-            apart), sample=sample, tests=tests,
+            others), sample=sample, tests=tests,
         )  # fmt: skip
     return LabelledTable(table, ids, known, known.values(table))
 

@@ -28,10 +28,13 @@ class PseudoLabels(NamedTuple):
     """(rows, classes) probabilities; else as `Target.values`, of labels probabilities."""
 
     def test_rows(self, settings: TableSettings) -> Table:
-        """These rows of the test table, those of one id in its order. Raises DataError for an id
-        that it lacks."""
+        """These rows of the test table; see `rows_of`."""
         tests = table_with_rows(table_file(Path(settings.data_path), "test"))
-        own = id_column_of(tests, settings.id_column, needed=1)
+        return self.rows_of(tests, id_column_of(tests, settings.id_column, needed=1))
+
+    def rows_of(self, tests: Table, own: str) -> Table:
+        """These rows of a table, given the column of its ids; those of one id in its order. Raises
+        DataError for an id that it lacks."""
         places, chosen = rows_by_id(tests.column(own)), []
         for row, name in enumerate(self.table.column(self.id_column)):
             if not (left := places[plain_name(name)]):

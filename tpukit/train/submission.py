@@ -1,7 +1,7 @@
 """From raw predictions to a submission: averaged, decided, in the sample's columns and order."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
@@ -19,6 +19,8 @@ DEFAULT_OUT = Path("submission.csv")
 ROUNDING = 8
 NEUTRAL = ("frequencies", "uniform")
 """Kinds of rows for samples without a prediction."""
+TRUTHS = {"true": 1.0, "false": 0.0}
+"""Words of two classes, in small letters."""
 SHOWN = 3
 """Names in a message."""
 
@@ -52,6 +54,10 @@ class Form(NamedTuple):
     """Whether values are decided: labels 0 or 1, whole scores and numbers."""
     placeholder: str | None = None
     """A value of the sample's column of classes, where it holds none of them."""
+    ranked: int = 1
+    """Classes in a field, the likeliest first, where the sample has several (`map@5`)."""
+    spelled: Sequence[str] = ()
+    """The classes as the sample writes them."""
 
 
 def form_of(
@@ -106,8 +112,13 @@ def _form_of_classes(
         if probabilities or any((as_number(text) or 0) % 1 for text in texts):
             return Form(columns, classes[1:])
     if len(columns) == 1 and not probabilities:
+        if (spelled := _spelled(classes, texts)) is not None:
+            return Form(columns, spelled=spelled)
+        words = [text.split() for text in texts]
+        if words and {word for text in words for word in text} <= {*classes}:
+            return Form(columns, ranked=max(map(len, words)), spelled=classes)
         first = sample.column(columns[0])[0] if sample.rows else ""
-        return Form(columns, placeholder=None if texts & {*classes} else first)
+        return Form(columns, placeholder=first, spelled=classes)
     raise DataError(
         f"{sample.path}: beside the id it has the columns {', '.join(columns) or 'none'}, neither"
         f" one of classes nor one for each of the {len(classes)} classes"
@@ -115,6 +126,26 @@ def _form_of_classes(
         "Leave --sample-submission out: the ids are test.csv's, --set probabilities=true writes "
         "the probabilities.",
     )
+
+
+def _spelled(classes: Sequence[str], texts: Collection[str]) -> Sequence[str] | None:
+    """Classes as a sample writes them: 1 for 1.0 or True; None where its values are no classes."""
+    if not texts or {*texts} & {*classes}:
+        return classes
+    of_class, asked = ([TRUTHS.get(t.lower(), as_number(t)) for t in each] for each in
+                       (classes, texts))  # fmt: skip
+    numbers = [number for number in of_class if number is not None]
+    mixed = len({name.lower() in TRUTHS for name in classes}) > 1
+    if mixed or len({*numbers}) < len(classes) or not {*asked} <= {*numbers}:
+        return None
+    forms: Sequence[Callable[[float], str]] = (
+        lambda n: str(int(n)) if n % 1 == 0 else str(n), str,
+        lambda n: str(bool(n)), lambda n: str(bool(n)).lower(),
+    )  # fmt: skip
+    for form in forms if {*numbers} <= {0.0, 1.0} else forms[:2]:
+        if {*texts} <= {form(number) for number in numbers}:
+            return [form(number) for number in numbers]
+    return None
 
 
 def mean_of(parts: Sequence[Predictions], weights: Sequence[float] | None = None) -> Predictions:
@@ -243,7 +274,6 @@ def write_submission(
     ids, values = in_sample_order(found, sample, key)
     missing = ~np.isfinite(values).all(1)
     values = np.where(missing[:, None], neutral_row(target, found.neutral), values)
-    header = [key, *form.columns]
     if form.shown:
         places = [target.predicted.index(name) for name in form.shown]
         if form.whole:
@@ -252,9 +282,18 @@ def write_submission(
         else:
             texts = [[f"{row[i]:.{ROUNDING}f}" for i in places] for row in values]
     else:
-        texts = [[target.classes[best]] for best in values.argmax(1)]
+        best = values.argmax(1)[:, None]
+        if form.ranked > 1:
+            best = np.argsort(-values, axis=1, kind="stable")[:, : form.ranked]
+        spelled = form.spelled or target.classes
+        texts = [[" ".join(spelled[place] for place in row)] for row in best]
+    # The ids may be another column than the first.
+    names = [*map(plain_name, sample.columns)] if sample else [key]
+    place = names.index(plain_name(key)) if sample else 0
+    rows = [[*row[:place], each, *row[place:]] for each, row in
+            zip([key, *ids], [form.columns, *texts], strict=True)]  # fmt: skip
     with writing_errors(out.parent):
-        write_csv(out, [header, *([name, *row] for name, row in zip(ids, texts, strict=True))])
+        write_csv(out, rows)
     for note in found.notes:
         log(note)
     log(f"{len(ids)} rows in {out}: {what_is_written(target, form, cuts)}")
@@ -286,6 +325,8 @@ def what_is_written(target: Target, form: Form, cuts: Sequence[float] | None = N
     if form.placeholder is not None:
         first = ", ".join(target.classes[:SHOWN])
         return f"{name} is the class ({first}, ...); the sample has {form.placeholder!r}, no class"
+    if form.ranked > 1:
+        return f"{name} is the {form.ranked} likeliest classes, the first the best"
     return "each class's probability" if form.shown else f"{name} is the class"
 
 

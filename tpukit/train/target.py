@@ -27,7 +27,9 @@ SCORE_NAME = re.compile(r"(score|grade|rating|level|severity|stars|isup)", re.IG
 """Names of columns whose whole numbers are in an order that counts."""
 CLASS_NAME = re.compile(r"(id|label|class|code|type|category)s?$", re.IGNORECASE)
 """Names of columns whose whole numbers stand for names."""
-ZERO_OR_ONE = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
+ZERO_OR_ONE = {
+    "0": 0, "0.0": 0, "False": 0, "false": 0, "1": 1, "1.0": 1, "True": 1, "true": 1,
+}  # fmt: skip
 NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
 """A number whose comma may separate thousands."""
@@ -223,7 +225,7 @@ def learned_target(
     others = [name for name in others if not name.startswith("Unnamed: ")]
     others = [n for n in others if n not in asked.apart and n.lower() not in FOLD_NAMES]
     values = {name: {*map(str.strip, table.column(name))} for name in others}
-    wanted = [n for n in map(plain_name, sample.columns) if n != ids] if sample else []
+    wanted = _asked_for(table, sample, ids) if sample else []
     found = _named(table, ids, asked.columns, wanted, sample)
     found = found or _in_sample(values, wanted, sample)
     if found is None:
@@ -256,6 +258,14 @@ def learned_target(
         target = replace(target, classes=_classes(table, target, names, wanted))
     _require_fit(table, target, present, wanted, sample)
     return target
+
+
+def _asked_for(table: Table, sample: Table, ids: str) -> list[str]:
+    """A sample's columns beside its ids, which may have another name than the table's."""
+    names = [plain_name(name) for name in sample.columns]
+    if ids not in names and column_place(table.columns, names[0]) is None:
+        ids = names[0]
+    return [n for n in names if n and n != ids and not n.startswith("Unnamed: ")]
 
 
 def _named(

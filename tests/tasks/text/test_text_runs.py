@@ -180,6 +180,38 @@ def test_rates_fall_from_the_head_to_the_embeddings(place):
     assert named["bert.embeddings.word_embeddings.weight"] == (0.125, 0.1)
 
 
+@pytest.mark.parametrize(
+    ("header", "sample", "own"),
+    [("text,label", None, "id"), ("review,sentiment", None, "id"), ("text,toxic,rude", None, "id"),
+     ("text,key,label", None, "key"), ("text,group_id,id,label", None, "id"),
+     ("text,lang,label", None, "id"), ("text,label", "row_id,label", "id")],
+)  # fmt: skip
+def test_texts_are_no_ids(tmp_path, header, sample, own):
+    def rows(names):
+        for row in range(20):
+            values = {"label": "ab"[row % 2], "sentiment": "ab"[row % 2], "toxic": row % 2,
+                      "rude": row % 3 // 2, "key": f"k{row}", "id": 7 + row, "row_id": row,
+                      "group_id": "g", "lang": "en"}  # fmt: skip
+            yield [values.get(name, f"the text of row {row}") for name in names]
+
+    def write(name, names):
+        with (tmp_path / name).open("w", newline="") as file:
+            csv.writer(file).writerows([names, *rows(names)])
+
+    names = header.split(",")
+    write("train.csv", names)
+    if sample is not None:
+        write("sample_submission.csv", sample.split(","))
+    task = TextTask(data_path=str(tmp_path), model="scratch")
+    found = task._labelled(task._table())
+    assert found.id_column == own and task._columns(found) == (names[0],)
+    assert found.target.columns == (("toxic", "rude") if "rude" in names else (names[-1],))
+    write("test.csv", [name for name in names if name not in found.target.columns])
+    task.columns = (names[0],)
+    tests, ids = task._tests()
+    assert ids == own and tests.column(ids) == found.ids
+
+
 def test_what_is_wrong_is_said_in_two_lines(place, tmp_path):
     told = failure(train(place, tmp_path / "run", "--text-columns", "body"))
     assert "text_columns body: there is no such column" in told and "id, text, label" in told

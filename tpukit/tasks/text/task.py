@@ -17,17 +17,24 @@ from tpukit.errors import CheckpointError, DataError
 from tpukit.hardware.backend import Backend, Batch, ModelOps, ParameterGroup
 from tpukit.io.hub_data import local_data
 from tpukit.io.process import is_first_rank
-from tpukit.io.tables import Table, table_file
+from tpukit.io.tables import Table, read_table, table_file
 from tpukit.tasks.text.data.lengths import AlikePlan, LengthShapes, chosen_lengths
-from tpukit.tasks.text.data.texts import TextSamples, digest, text_columns, tokenised
+from tpukit.tasks.text.data.texts import (
+    TextSamples,
+    digest,
+    text_columns,
+    texts_in,
+    tokenised,
+    with_ids,
+)
 from tpukit.tasks.text.generate import Reviews
 from tpukit.tasks.text.settings import SCRATCH, TextConfig
 from tpukit.train.evaluation import infer
 from tpukit.train.labelled import (
     LabelledTable,
     columns_of_tests,
-    id_column_of,
     labelled,
+    sample_beside,
     table_with_rows,
     training_table,
     unused_folds,
@@ -160,8 +167,12 @@ class TextTask(Task):
     def _table(self) -> Table | None:
         return training_table(self._data)
 
-    def _labelled(self, table: Table) -> LabelledTable:
-        return labelled(table, self._data, self.predicts)
+    def _labelled(self, table: Table, known: Target | None = None) -> LabelledTable:
+        data, root = self._data, Path(self._data.data_path)
+        texts = self.columns or texts_in(table, data.texts)
+        sample = sample_beside(root, data.sample_submission)
+        table, ids = with_ids(table, data, texts, sample, columns_of_tests(root))
+        return labelled(table, replace(data, id_column=ids), known or self.predicts, apart=texts)
 
     def _columns(self, found: LabelledTable) -> tuple[str, ...]:
         tests, learned = columns_of_tests(Path(self._data.data_path)), found.target.columns
@@ -182,7 +193,7 @@ class TextTask(Task):
         texts = [table.column(name) for name in self.columns]
         beside = table_file(Path(self._data.data_path), "valid")
         if beside.is_file():
-            other = labelled(table_with_rows(beside), self._data, found.target)
+            other = self._labelled(table_with_rows(beside), found.target)
             parts, ids = (
                 [(texts, found.values), (self._texts(other.table), other.values)],
                 other.ids,
@@ -196,7 +207,7 @@ class TextTask(Task):
             ids = [found.ids[row] for row in rows[1]]
         self.predicts = found.target.fitted(parts[0][1])
         if more := pseudo_labels(self._data, self.predicts):
-            (texts, values), further = parts[0], self._texts(more.test_rows(self._data))
+            (texts, values), further = parts[0], self._texts(more.rows_of(*self._tests()))
             both = [soft(self.predicts, values), more.values]
             parts[0] = [[*a, *b] for a, b in zip(texts, further, strict=True)], np.concatenate(both)
         _ = self.criterion  # a loss that does not fit ends here
@@ -391,18 +402,24 @@ class TextTask(Task):
         )  # fmt: skip
 
     def check_prediction(self, request: PredictionRequest) -> None:
-        self._texts(self._tests(request))
+        self._texts(self._tests(request)[0])
 
-    def _tests(self, request: PredictionRequest) -> Table:
-        folder = request.data_path or Path(self._data.data_path)
-        return table_with_rows(request.test_csv or table_file(folder, "test"))
+    def _tests(self, request: PredictionRequest | None = None) -> tuple[Table, str]:
+        """The test table and the column of its ids."""
+        folder = Path(self._data.data_path)
+        path, sample = table_file(folder, "test"), None
+        if request is not None:
+            path = request.test_csv or table_file(request.data_path or folder, "test")
+            sample = request.sample_submission and read_table(request.sample_submission)
+        table = table_with_rows(path)
+        return with_ids(table, self._data, {*self.columns}, sample or None, needed=1)
 
     def predict_rows(
         self, model: nn.Module, backend: Backend, request: PredictionRequest,
         log: "Callable[[str], None]",
     ) -> Predictions:  # fmt: skip
         """The predictions of a test table; a text's windows are averaged."""
-        table, target = self._tests(request), self.criterion.target
+        (table, ids), target = self._tests(request), self.criterion.target
         texts = self._texts(table)
         blank = np.zeros((len(table.rows), 1), np.float32)
         data = tokenised(self.tokenizer, texts, blank, self.settings)
@@ -412,7 +429,6 @@ class TextTask(Task):
             return found
 
         found = infer(self, data, forward, backend)
-        ids = id_column_of(table, self.settings.id_column, needed=1)
         return Predictions(
             table.column(ids), mean_by_sample(data.text, found), target, ids,
             probabilities=self.settings.probabilities,

@@ -1,8 +1,8 @@
 """Texts of a table, and their tokens."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from tpukit.errors import ConfigError, DataError
 from tpukit.io.tables import Table, column_place, plain_name
 from tpukit.tasks.text.settings import TextConfig
+from tpukit.train.labelled import column_of
+from tpukit.train.target import LABEL_NAMES, as_number
 from tpukit.train.task import Sample
 
 TEXT_NAMES = (
@@ -58,6 +60,50 @@ def text_columns(
             "Name it: --set text_columns=NAME, or NAME,NAME for a pair.",
         )
     return likely
+
+
+def texts_in(table: Table, named: Collection[str] = ()) -> set[str]:
+    """Columns that hold texts, by their names or words."""
+    known = {name for names in TEXT_NAMES for name in names}
+    names = filter(None, map(plain_name, table.columns))
+    return {n for n in names if n in named or n.lower() in known
+            or _words(table.column(n)) >= FEWEST_WORDS}  # fmt: skip
+
+
+def with_ids(
+    table: Table, config: TextConfig, texts: Collection[str], sample: Table | None = None,
+    tests: Sequence[str] = (), needed: int = 2,
+) -> tuple[Table, str]:  # fmt: skip
+    """A table and the column of its ids: the one that is named, that of the sample, or one beside
+    the texts whose name ends in id or whose values differ; else one of row numbers is added.
+
+    tests: columns of the test table, where there is one; needed: columns beside the texts that a
+    table with ids has.
+    """
+    if config.id_column is not None:
+        column_of(table, "id_column", config.id_column)
+        return table, plain_name(config.id_column)
+    there = [name for name in map(plain_name, table.columns) if name and name not in texts]
+    there = [name for name in there if not name.startswith("Unnamed: ")]
+    names = [name for name in there if name.lower() not in LABEL_NAMES]
+    tested = [*map(plain_name, tests)]
+    likely = [n for n in names if n.lower().endswith("id")
+              or (_differ(table.column(n)) and n in (tested or names))]  # fmt: skip
+    likely.sort(key=lambda name: (name.lower() != "id", not _differ(table.column(name))))
+    shared = [plain_name(name) for name in sample.columns[:1]] if sample else []
+    if found := [name for name in shared if name in names]:
+        return table, found[0]
+    if likely and (len(there) >= needed or likely[0] in tested):
+        return table, next((name for name in tested if name in likely), likely[0])
+    own = next(name for name in ("id", "row", "row_number") if name not in there)
+    rows = [[str(number), *row] for number, row in enumerate(table.rows)]
+    return replace(table, columns=[own, *table.columns], rows=rows), own
+
+
+def _differ(values: Sequence[str]) -> bool:
+    """Whether values may be ids: no two alike, and no fractions."""
+    numbers = (as_number(value) for value in values)
+    return len({*values}) == len(values) and not any(n and n % 1 for n in numbers)
 
 
 def _words(texts: Sequence[str]) -> float:
