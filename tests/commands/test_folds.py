@@ -13,6 +13,9 @@ import pytest
 from runs import failure, popen, result, tpukit, wait_until
 from sklearn.metrics import cohen_kappa_score
 
+from tpukit.commands.folds import Folds, _require_own_folders
+from tpukit.errors import ConfigError
+
 TASK = """
 import numpy as np
 import torch
@@ -124,6 +127,27 @@ def test_a_folder_of_folds_predicts_the_mean_cut_where_it_was_fitted(place):
         assert int(row["score"]) == 1 + sum(mean >= cut for cut in cuts)
     ids = [row["id"] for row in rows_of(place / "whole.csv")]
     assert ids == [f"t{i}" for i in reversed(range(12))]
+
+
+def test_a_folder_of_folds_counts_as_one_run(place):
+    (place / "fractions.csv").write_text(SAMPLE.replace(",3", ",3.5"))
+    more = ("--sample-submission", "fractions.csv")
+    for run in ("whole", "whole/fold-0"):
+        result(predict(place, run, f"{run[-1]}.csv", *more))
+    result(predict(place, "whole", "b.csv", "--run", "whole/fold-0", "--weights", "1,3", *more))
+    all_folds, one, blend = ([float(r["score"]) for r in rows_of(place / f"{name}.csv")]
+                             for name in ("e", "0", "b"))  # fmt: skip
+    assert blend == pytest.approx((np.array(all_folds) + 3 * np.array(one)) / 4, abs=1e-6)
+
+
+def test_other_folds_leave_the_folder_as_it_is(place):
+    before = (place / "whole" / "out_of_fold.csv").read_bytes()
+    told = failure(tpukit(*TRAIN, "--folds", "2", "--results-dir", "whole", cwd=place))
+    assert "is of other folds (fold=0, folds=3)" in told
+    assert (place / "whole" / "out_of_fold.csv").read_bytes() == before
+    settings = {name: [f"fold={name}", "fold_column=site"] for name in ("a b", "a_b")}
+    with pytest.raises(ConfigError, match="'a b' and 'a_b' have one folder"):
+        _require_own_folders(Folds(place / "none", settings, ()))
 
 
 def test_folds_without_time_are_named_and_left_out(place):

@@ -77,6 +77,7 @@ def train_folds(task: str, folds: str, settings: GivenSettings, output: Output) 
     kind = prepare_environment(hardware)
     folder = Path(settings.get("results_dir") or run_folder_of(task) or "results/folds")
     made = Folds(folder, _settings(folds, settings, given), _shared_words(task))
+    _require_own_folders(made)
     gpus = rank_count(hardware, kind) if kind == "gpu" and hardware.devices is None else 1
     seconds = settings.get("max_time")
     ends = None if seconds is None else started + float(seconds)
@@ -153,6 +154,32 @@ def _require_folds(task: str) -> None:
             "Give its constructor both, and choose the validation rows by"
             " `tpukit.split_rows(labels, groups, fold=fold, folds=folds)`.",
         )
+
+
+def _require_own_folders(folds: Folds) -> None:
+    """Raises ConfigError for two folds of one folder, and for folders of other folds, whose rows
+    and predictions would be taken for these."""
+    from tpukit.train.run_folder import RunFolder, read_config
+
+    paths: dict[Path, str] = {}
+    for name in folds.settings:
+        if (other := paths.setdefault(folds.path(name), name)) != name:
+            raise ConfigError(
+                f"--folds: {other!r} and {name!r} have one folder, {folds.path(name)}.",
+                "Rename one of them in the table.",
+            )
+    for path in sorted(folds.folder.glob(f"{FOLD}*")):
+        if not (path / "config.toml").is_file():
+            continue
+        kept = read_config(RunFolder(path))["task"]
+        own = {
+            f"{n}={kept[n]}" for n in ("fold", "folds", "fold_column") if kept.get(n) is not None
+        }
+        if path not in paths or own != {*folds.settings[paths[path]]}:
+            raise ConfigError(
+                f"{path} is of other folds ({', '.join(sorted(own)) or 'none'}).",
+                "Choose another folder with --results-dir, or remove it.",
+            )
 
 
 def _settings(

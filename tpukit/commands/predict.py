@@ -66,18 +66,22 @@ def predict(
     chosen = hardware_options(hardware)
     kind = prepare_environment(chosen)
     settings = parse_settings(task.settings or [])
-    paths, cuts = _runs_of_folds(run or [default_run(task.task)], output.text)
+    groups, cuts = _runs_of_folds(run or [default_run(task.task)], output.text)
+    paths, counts = [path for group in groups for path in group], [*map(len, groups)]
     trained, *others = (open_trained(path, output.text, task.task, settings) for path in paths)
-    use_in_all_ranks(trained, prediction(trained, given, own, others, cuts), chosen, kind, output)
+    use = prediction(trained, given, own, others, cuts, counts)
+    use_in_all_ranks(trained, use, chosen, kind, output)
 
 
 def prediction(
     trained: TrainedTask, options: PredictionOptions, own: Given,
     others: Sequence[TrainedTask] = (), cuts: Sequence[float] | None = None,
+    counts: Sequence[int] | None = None,
 ) -> Use:  # fmt: skip
     """What `predict` does with the model of a run, averaged with others where there are any.
 
-    own: options that the task declares; cuts: fitted out of fold, of a folder of folds.
+    own: options that the task declares; cuts: fitted out of fold, of a folder of folds; counts:
+    numbers of runs that count as one (default: each alone).
 
     Raises what is known before a device is opened.
     """
@@ -89,7 +93,9 @@ def prediction(
     runs = [trained, *others]
     here = with_files_here(options)
     requests = [_request(each, here, own) for each in runs]
-    weights = options.shares(len(runs))
+    counts = counts or [1] * len(runs)
+    shares = options.shares(len(counts)) or [1.0] * len(counts)
+    weights = [s / count for s, count in zip(shares, counts, strict=True) for _ in range(count)]
     if others:
         _require_averaged(runs)
     sample = None if here.sample_submission is None else read_table(here.sample_submission)
@@ -143,19 +149,21 @@ def _rows_of(
     return expect(rows, Predictions, method, "Predictions(ids, values, target)")
 
 
-def _runs_of_folds(paths: Sequence[Path], log: Log) -> tuple[list[Path], Sequence[float] | None]:
-    """Runs, in place of a folder of folds those that are finished; the cut points fitted to these.
+def _runs_of_folds(
+    paths: Sequence[Path], log: Log
+) -> tuple[list[list[Path]], Sequence[float] | None]:
+    """Each run, or of a folder of folds those that are finished; the cut points fitted to these.
 
     Raises ConfigError for a folder without one.
     """
     from tpukit.train.held_out import FILE, SUMMARY_FILE
 
-    found, cuts = [], None
+    found, cuts = list[list[Path]](), None
     for path in paths:
         summary = path / SUMMARY_FILE
         folds = sorted(path.glob("fold-*"), key=lambda fold: (len(fold.name), fold.name))
         if (path / "config.toml").is_file() or not folds:
-            found.append(path)
+            found.append([path])
             continue
         finished = [fold for fold in folds if (fold / FILE).is_file()]
         left = [str(fold) for fold in folds if fold not in finished]
@@ -167,7 +175,7 @@ def _runs_of_folds(paths: Sequence[Path], log: Log) -> tuple[list[Path], Sequenc
             )
         if left:
             log(f"Warning: not finished, and left out: {', '.join(left)}")
-        found += finished
+        found.append(finished)
         if summary.is_file() and len(paths) == 1:
             cuts = json.loads(summary.read_bytes()).get("cuts")
     return found, cuts

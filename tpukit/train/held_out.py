@@ -99,7 +99,7 @@ def read_held_out(folder: Path) -> HeldOut:
     else:
         values = np.array([table.column(name) for name in target.columns], np.float64).T
         values = values[:, 0] if target.kind == "score" else values
-    return HeldOut(target, table.column("id"), values, predicted)
+    return HeldOut(target, table.column(table.columns[0]), values, predicted)
 
 
 def together(parts: Sequence[HeldOut]) -> HeldOut:

@@ -116,7 +116,8 @@ class PredictionOptions:
     data_path: Path | None = None
     """Folder or file to predict (default: the run's)."""
     weights: str | None = None
-    """Weights of several runs in their mean, separated by commas (default: equal)."""
+    """Weights of several --run in their mean, separated by commas (default: equal); a folder of
+    folds counts as one."""
 
     def shares(self, runs: int) -> list[float] | None:
         """`weights` as numbers. Raises ConfigError where they are not one for each run."""

@@ -229,8 +229,11 @@ def scored_rows(
     """A header and a row for each sample: its id, what is true and all that is predicted."""
     is_class, more = target.kind == "class", dict(further or {})
     columns = (", ".join(target.columns) if target.is_one_hot else target.columns[0],)
-    names = (*(columns if is_class else target.columns), *(("predicted",) if is_class else ()))
-    yield ["id", *more, *names, *(f"predicted_{name}" for name in target.predicted)]
+    names = columns if is_class else target.columns
+    # Targets may have these names too.
+    own, decided_name = (name + "_" * (name in names) for name in ("id", "predicted"))
+    names = (*names, *((decided_name,) if is_class else ()))
+    yield [own, *more, *names, *(f"predicted_{name}" for name in target.predicted)]
     for place, (name, row) in enumerate(zip(ids, predicted, strict=True)):
         truth = values[place].reshape(-1).tolist()
         if is_class:

@@ -93,6 +93,17 @@ def test_an_id_that_two_images_have_is_refused(tmp_path):
     assert [file.endswith(end) for file, end in zip(train.files, ends, strict=True)] == [True] * 4
 
 
+def test_numbers_that_name_images_too_are_no_ids(tmp_path):
+    for i in range(8):
+        put(tmp_path / "train" / f"{i}.png")
+    rows = "".join(f"{i % 2},{i}.png,{'ab'[i % 2]}\n" for i in range(8))
+    (tmp_path / "train.csv").write_text(f"species,file,label\n{rows}")
+    with pytest.raises(DataError, match=r"by species several rows have one image, by file each"):
+        find(tmp_path)
+    assert len(find(tmp_path, id_column="file", valid_fraction=0.0)[0]) == 8
+    assert len({*find(tmp_path, id_column="species", valid_fraction=0.0)[0].files}) == 2
+
+
 def test_what_a_notebook_leaves_beside_images_is_none(tmp_path):
     put(tmp_path / "cat" / "a.jpg")
     put(tmp_path / "dog" / "b.jpg")

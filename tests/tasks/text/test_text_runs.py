@@ -17,6 +17,7 @@ from tpukit.tasks.text.model.reader import build_reader, pooled, reader_groups
 from tpukit.tasks.text.settings import TextConfig
 from tpukit.tasks.text.task import TextTask
 from tpukit.train.config import build_settings
+from tpukit.train.target import Target
 
 SIZES = ["--hw", "cpu", "--global-batch-size", "8", "--lr", "1e-3", "--max-length", "64",
          "--set", "warmup_steps=0", "--set", "schedule=constant", "--json"]  # fmt: skip
@@ -210,6 +211,23 @@ def test_texts_are_no_ids(tmp_path, header, sample, own):
     task.columns = (names[0],)
     tests, ids = task._tests()
     assert ids == own and tests.column(ids) == found.ids
+
+
+def test_folds_are_of_the_training_table_and_a_run_keeps_its_scale(tmp_path):
+    for name, start in (("train", 0), ("valid", 100)):
+        rows = [[f"i{start + row}", f"the text of row {row}", start + row / 4] for row in range(20)]
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([["id", "text", "price"], *rows])
+    ids = []
+    for fold in "012":
+        task = TextTask(data_path=str(tmp_path), model="scratch", folds=3, fold=fold)
+        ids += task.datasets().ids
+    assert sorted(ids) == sorted(f"i{row}" for row in range(20))
+    task = TextTask(data_path=str(tmp_path), model="scratch")
+    assert task.datasets().ids[0] == "i100"
+    task.predicts = of_run = Target("number", ("price",), mean=(5.0,), spread=(2.0,))
+    task.datasets()
+    assert task.predicts == of_run
 
 
 def test_what_is_wrong_is_said_in_two_lines(place, tmp_path):

@@ -192,7 +192,7 @@ class TextTask(Task):
         self.columns = self._columns(found)
         texts = [table.column(name) for name in self.columns]
         beside = table_file(Path(self._data.data_path), "valid")
-        if beside.is_file():
+        if beside.is_file() and self.settings.fold is None and not self.settings.group_column:
             other = self._labelled(table_with_rows(beside), found.target)
             parts, ids = (
                 [(texts, found.values), (self._texts(other.table), other.values)],
@@ -205,7 +205,8 @@ class TextTask(Task):
                     for is_apart in (False, True)]  # fmt: skip
             parts = [([[t[r] for r in part] for t in texts], found.values[part]) for part in rows]
             ids = [found.ids[row] for row in rows[1]]
-        self.predicts = found.target.fitted(parts[0][1])
+        # A run keeps its own mean and standard deviation, whatever it is tested on.
+        self.predicts = self.predicts or found.target.fitted(parts[0][1])
         if more := pseudo_labels(self._data, self.predicts):
             (texts, values), further = parts[0], self._texts(more.rows_of(*self._tests()))
             both = [soft(self.predicts, values), more.values]

@@ -1,0 +1,23 @@
+"""Rows of folds are read as they were written."""
+
+import numpy as np
+import pytest
+
+from tpukit.io.files import write_file
+from tpukit.io.tables import read_table, write_csv
+from tpukit.train.held_out import ALL_FILE, FILE, TARGET_FILE, read_held_out, summarise
+from tpukit.train.submission import scored_rows
+from tpukit.train.target import Target
+
+
+@pytest.mark.parametrize("column", ["label", "id", "predicted"])
+def test_a_target_may_have_any_name(tmp_path, column):
+    target, values = Target("class", (column,), ('a "b",\nc', "NA")), np.array([1, 0])
+    predicted = np.array([[0.1, 0.9], [0.3, 0.7]])
+    write_file(tmp_path / TARGET_FILE, target.to_json())
+    write_csv(tmp_path / FILE, scored_rows(target, ["007", "x y"], values, predicted))
+    found = read_held_out(tmp_path)
+    assert found.ids == ["007", "x y"] and found.values.tolist() == [1, 0]
+    assert (found.predicted == predicted).all()
+    summarise(tmp_path, {"0": tmp_path}, lambda target: [])
+    assert read_table(tmp_path / ALL_FILE).column(column) == ["NA", 'a "b",\nc']
