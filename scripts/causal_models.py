@@ -30,7 +30,8 @@ HEAD = """# Causal language models
 tries every causal architecture of transformers with a small copy of random weights, and wrote \
 this page (transformers {version}, {count} architectures). A run makes the same comparison \
 with its own configuration before its first step: what its model computes of packed samples must \
-be what transformers computes of each alone, within 1e-4 of the largest logit.
+be what transformers computes of each alone, within 1e-4 of the largest logit, noise of the \
+routing in training (`router_jitter_noise`) aside.
 
 | | architectures | what a run does |
 |---|---|---|

@@ -28,6 +28,20 @@ def test_packed(kind):  # type: ignore[no-untyped-def]
     assert of(kind) == rows.Rows(packed=True)
 
 
+@pytest.mark.parametrize("kind", ["phimoe", "mixtral"])
+def test_noise_of_the_routing_is_no_difference(kind):  # type: ignore[no-untyped-def]
+    noise = {"input_jitter_noise": 0.01} if kind == "phimoe" else {}
+    assert of(kind, router_jitter_noise=0.1, **noise) == rows.Rows(packed=True)
+
+
+@pytest.mark.parametrize("fields", [{}, {"multi_query": False, "alibi": True}])
+def test_attention_of_a_list_of_its_own(fields):  # type: ignore[no-untyped-def]
+    """Falcon's, with keys for each head too (falcon-rw)."""
+    found = of("falcon", **fields)
+    assert (found.packed, found.attention) == (False, "eager")
+    assert found.reason == "its layers take attention from a list of their own"
+
+
 @pytest.mark.parametrize(
     ("kind", "attention"), [("mamba", "tpukit"), ("jamba", "tpukit"), ("bloom", "eager")]
 )

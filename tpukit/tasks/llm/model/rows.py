@@ -116,6 +116,8 @@ def _shrunk(fields: dict[str, Any]) -> dict[str, Any]:
     for name, value in fields.items():
         if name in SMALL and (value is not None or name in NEEDED):
             made[name] = SMALL[name]
+        elif "jitter" in name and value:  # noise of the routing in training, which mixes nothing
+            made[name] = 0.0
         elif name.startswith("rope_") and isinstance(value, dict):
             made[name] = _unscaled(value)
         elif isinstance(value, list) and len(value) == count:
@@ -125,8 +127,9 @@ def _shrunk(fields: dict[str, Any]) -> dict[str, Any]:
             made[name] = {n: of_layer[k] for n, k in enumerate(kept) if k in of_layer}
         elif name == "text_config" and isinstance(value, dict):
             made[name] = _shrunk(value)
-    if fields.get("num_key_value_heads") == fields.get("num_attention_heads"):
-        made["num_key_value_heads"] = SMALL["num_attention_heads"]
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        if name in fields and fields[name] == fields.get("num_attention_heads"):
+            made[name] = SMALL["num_attention_heads"]
     return made
 
 
@@ -140,6 +143,15 @@ def _unscaled(rope: dict[str, Any]) -> dict[str, Any]:
 
 def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:150]}"
+
+
+def _why(error: Exception) -> str:
+    """Why a model cannot be computed in a way, by what its layers raised."""
+    if isinstance(error, KeyError) and error.args == (ATTENTION,):
+        return "its layers take attention from a list of their own"
+    if isinstance(error, TypeError) and str(error).startswith("attention() missing"):
+        return "its layers do not hand on to attention where samples begin"
+    return _first_line(error)
 
 
 class _Pair:
@@ -177,7 +189,7 @@ class _Pair:
             try:
                 problem = self.differs(rows)
             except Exception as error:
-                problem = _first_line(error)
+                problem = _why(error)
             if not problem:
                 return replace(rows, reason="" if rows.packed else problems[0]), ""
             problems.append(problem)
