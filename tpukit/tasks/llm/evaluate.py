@@ -30,7 +30,7 @@ from tpukit.tasks.llm.data.token_cache import SampleSizes, encoded_chunks, file_
 from tpukit.tasks.llm.generation.decoding import Decoding, Prompt
 from tpukit.tasks.llm.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.tasks.llm.metrics import KINDS, exact_match, rouge_scores
-from tpukit.tasks.llm.predict import Log
+from tpukit.tasks.llm.predict import Log, say_what_differs
 from tpukit.train.evaluation import mean_interval, mean_values
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.task import Sample, SampleSource
@@ -143,10 +143,11 @@ def evaluate_summaries(
     rows = [row for row, _ in kept]
     limit = config.max_new_tokens
     prompts = dialogue_prompts(rows, formats, limit)
+    decoding = Decoding(limit)
+    say_what_differs(decoding, formats, backend, log)
     made, cut_off = generate_summaries(
-        model, backend, prompts, Decoding(limit), formats,
-        config.generation_slots,
-    )  # fmt: skip
+        model, backend, prompts, decoding, formats, config.generation_slots
+    )
     if cut_off:
         log(
             f"Warning: {cut_off} of {len(rows)} are cut off at max_new_tokens ({limit}) or the end"

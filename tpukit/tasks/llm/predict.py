@@ -24,6 +24,7 @@ from tpukit.io.hub_data import local_data
 from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
 from tpukit.io.tables import is_table_name, read_table, table_file, write_csv
+from tpukit.tasks.llm.data.prompt import PromptFormat
 from tpukit.tasks.llm.data.rows import extra_columns, read_rows
 from tpukit.tasks.llm.data.token_cache import file_digest
 from tpukit.tasks.llm.generation.decoding import Decoding, GenerationPlan
@@ -104,6 +105,7 @@ def predict_rows(
     formats, columns = task.prompt_format, task.settings.style.columns
     for name in extra_columns(job.test_csv, columns) if backend.is_main else ():
         log(f"{job.test_csv}: column {name} is not used.")
+    say_what_differs(job.options, formats, backend, log)
     rows = list(read_rows(job.test_csv, summaries=False, columns=columns))
     ids, names = [row.id for row in rows], (columns.id or "id", columns.completion)
     if job.sample_submission is not None:
@@ -140,6 +142,13 @@ def predict_rows(
         backend.all_gather_objects(None)  # written, before any rank drops its journal
         _journal_path(job.out, backend).unlink(missing_ok=True)
     return len(ids), cut_off
+
+
+def say_what_differs(how: Decoding, formats: PromptFormat, backend: Backend, log: Log) -> None:
+    """A line where transformers would generate otherwise, by a file of the weights."""
+    text = formats.tokenizer.files.get("generation_config.json", "{}")
+    if backend.is_main and (line := how.unlike(text)):
+        log(line)
 
 
 # -- the journal ---------------------------------------------------------------------------------

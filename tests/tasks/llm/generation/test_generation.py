@@ -1,6 +1,7 @@
 """Tokens equal transformers' `generate`; draws belong to rows."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -246,6 +247,21 @@ def test_draws_have_the_probabilities_of_transformers(pair, options):  # type: i
     drawn = sample_tokens(scores, uniform, decoding.top_k)
     measured = torch.bincount(drawn, minlength=VOCABULARY) / 20000
     assert (measured - expected).abs().max() < 1e-3
+
+
+def test_what_a_file_of_the_weights_says_otherwise():  # type: ignore[no-untyped-def]
+    said = {"do_sample": True, "temperature": 0.6, "top_k": 50, "top_p": 0.9, "eos_token_id": [0],
+            "no_repeat_ngram_size": 3, "length_penalty": 2.0, "max_new_tokens": 9,
+            "transformers_version": "5", "repetition_penalty": 1.1}  # fmt: skip
+    assert Decoding().unlike(json.dumps(said)) == (
+        "generation_config.json of the weights is not followed: do_sample=True, temperature=0.6,"
+        " top_p=0.9, repetition_penalty=1.1, no_repeat_ngram_size=3. Options of `predict`:"
+        " --do-sample --temperature 0.6 --top-p 0.9 --repetition-penalty 1.1."
+    )
+    followed = Decoding(do_sample=True, temperature=0.6, top_p=0.9, repetition_penalty=1.1)
+    left = followed.unlike(json.dumps(said))
+    assert left and left.endswith("is not followed: no_repeat_ngram_size=3.")
+    assert Decoding().unlike(json.dumps({"temperature": 0.6, "eos_token_id": 2})) is None
 
 
 def test_tokens_beyond_the_vocabulary_are_never_chosen(ops):  # type: ignore[no-untyped-def]

@@ -4,8 +4,9 @@ Prompts are sorted by length and cut into chunks. The plan is a function of the 
 random numbers are one of (seed, prompt): a chunk's tokens are the same whenever it is computed.
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,18 @@ BATCHES_PER_CHUNK = 8
 
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
 """Options of sampling, in the order they take effect in, and what leaves the scores alone."""
+BEAMS = ("length_penalty", "early_stopping")
+"""Options of beam search alone."""
 SAMPLING = NEUTRAL | {"top_k": 50}
 """Their values where one of them, or `do_sample`, is given."""
+
+CHOOSING = (
+    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty", "exponential_decay_length_penalty", "forced_bos_token_id",
+    "forced_eos_token_id", "guidance_scale", "min_length", "min_new_tokens",
+    "no_repeat_ngram_size", "penalty_alpha", "sequence_bias", "stop_strings", "suppress_tokens",
+)  # fmt: skip
+"""Fields of a generation_config.json by which transformers chooses tokens, beside those here."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,21 @@ class Decoding:
     def limit(self) -> int:
         """Most new tokens of an answer."""
         return self.max_new_tokens or MAX_NEW_TOKENS
+
+    def unlike(self, generation_config: str) -> str | None:
+        """What a generation_config.json says otherwise, in a line; None where it is nothing."""
+        said = {n: v for n, v in json.loads(generation_config).items() if v is not None}
+        left_out = {"max_new_tokens", "seed", *(() if said.get("do_sample") else NEUTRAL),
+                    *(() if said.get("num_beams", 1) > 1 else BEAMS)}  # fmt: skip
+        own = {f.name for f in fields(self)} - left_out
+        others = [n for n in said if n in own and said[n] != getattr(self, n)]
+        lost = [n for n in said if n in CHOOSING and said[n] not in (0, 1, [], {})]
+        if not others + lost:
+            return None
+        named = ", ".join(f"{name}={said[name]}" for name in others + lost)
+        options = [f"--{n.replace('_', '-')} {said[n]}".removesuffix(" True") for n in others]
+        hint = f" Options of `predict`: {' '.join(options)}." if options else ""
+        return f"generation_config.json of the weights is not followed: {named}.{hint}"
 
     def processors(self) -> Any:
         """transformers' processors of scores, in the order of its `generate`: a list to call with
