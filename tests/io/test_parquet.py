@@ -37,6 +37,11 @@ def test_rows_are_those_of_json(pyarrow, tmp_path):
     assert found.where(1) == f"{found.path}, row 2"
 
 
+def test_bytes_of_text_are_text(pyarrow, tmp_path):
+    write(pyarrow, tmp_path / "train.parquet", [{"text": "é\n".encode(), "image": b"\x89PNG"}])
+    assert read_table(tmp_path / "train.parquet").rows == [["é\n", "\\x89PNG"]]
+
+
 def test_what_cannot_be_read(pyarrow, tmp_path, monkeypatch):
     path = tmp_path / "train.parquet"
     with pytest.raises(DataError, match="Cannot read"):

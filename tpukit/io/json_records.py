@@ -102,6 +102,8 @@ def json_text(where: str, column: str, value: Any) -> str:
     """A value as a field of CSV has it: null and NaN are empty."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
+    if isinstance(value, bytes):  # Parquet's
+        value = value.decode("utf-8", "backslashreplace")
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     try:
         text.encode()

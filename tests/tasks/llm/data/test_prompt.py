@@ -228,6 +228,22 @@ def test_an_answer_has_the_tokens_of_the_whole_text(
             assert found.learned is None or mask == [*map(int, found.learned)]
 
 
+CLOSES = CHATML.replace("{% generation %}{{ m.content }}", "{% generation %}{{ m.content }}"
+                        "{% if '<think>' in m.content %}</think>{% endif %}")  # fmt: skip
+
+
+def test_an_answer_that_the_template_goes_on_with_learns_its_end(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, chat=CLOSES)
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900, turns)
+    said = [MESSAGES[1], {"role": "assistant", "content": "<think>Ann?"}, MESSAGES[3]]
+    example = formats.example(Row(1, "1", json.dumps(said), "Bob"))
+    assert example is not None and example.learned is not None
+    learned = np.array(example.tokens)[example.learned]
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.decode(learned) == "<think>Ann?<|im_end|>Bob<|im_end|>"
+
+
 ASKS_IF_EMPTY = CHATML.replace("{{ m.content }}<|im_end|>{% end", "{{ m.content or '?' }}<|im_end|>"
                                "{% end", 1)  # fmt: skip
 
@@ -270,6 +286,9 @@ def test_fields_that_templates_write_beside_the_content_are_refused(tmp_path: Pa
     columns = Columns("messages", id=None, has_messages=True)
     called = {"role": "assistant", "content": None, "tool_calls": [{"name": "find"}]}
     path = written(tmp_path / "train.jsonl", [{"messages": [MESSAGES[1], called]}])
+    with pytest.raises(DataError, match="not a list of messages of a role and a text"):
+        list(read_rows(path, summaries=True, columns=columns))
+    written(path, [{"messages": [MESSAGES[1], MESSAGES[2] | {"weight": 0}]}])
     with pytest.raises(DataError, match="not a list of messages of a role and a text"):
         list(read_rows(path, summaries=True, columns=columns))
     called |= {"content": "Ann.", "tool_calls": []}

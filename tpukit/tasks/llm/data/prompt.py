@@ -222,13 +222,14 @@ class PromptFormat:
                 place, trimmed = pieces.order[n], pieces.trimmed[n]
                 parts += [(text, said[n + 1]) for text in _stripped([data[place][0]], *trimmed)]
         tokens, first, last = self.tokenizer.encode_spans([text for text, _ in parts])
-        own = np.array([False, *(role == "assistant" for role, _ in messages)])
-        own = own[[number for _, number in parts]]
+        numbers = np.array([number for _, number in parts])
+        own = np.array([False, *(role == "assistant" for role, _ in messages)])[numbers]
         learned = own[first] | own[last]
-        # Messages may be empty: what their ends follow has no tokens.
-        before = np.append(0, np.cumsum(own))
-        follows = np.append(False, learned[:-1]) | (before[first] > before[np.append(0, last[:-1])])
-        learned |= follows & (np.array(tokens) == self.tokenizer.end)
+        # So is the first end token after what the assistant says, which may be nothing.
+        latest = np.maximum.accumulate(np.where(numbers > 0, np.arange(len(numbers)), -1))
+        ends = np.flatnonzero(np.array(tokens) == self.tokenizer.end)
+        said_last = np.append(-1, latest)[first[ends]]
+        learned[ends] |= (np.diff(said_last, prepend=-1) > 0) & own[said_last]
         return tokens, learned.tolist()
 
     def _placed(

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tpukit.errors import DataError
 from tpukit.io.tables import column_place, is_table_name, open_table, plain_name, table_file
@@ -14,7 +15,7 @@ UNREAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thin
 NO_MESSAGES = (
     "not a list of messages of a role and a text.",
     'Expected [{"role": "user", "content": "..."}, ...]; what calls tools, and reasoning,'
-    " is written into the content.",
+    " is written into the content; a weight of 0 is not read.",
 )
 SAID_BY = {"role", "from"}
 """Fields by which an object in a list is a message, of ShareGPT's form too."""
@@ -190,9 +191,9 @@ def _of_messages(where: str, row: Row, column: str, *, learned: bool) -> Row:
     return replace(row, dialogue=dialogue, summary=last, has_messages=True)
 
 
-def _are_more(messages: list[dict[str, str]]) -> bool:
-    """Whether messages have more than a role and a text."""
-    return any(message.get(name) for message in messages for name in UNREAD)
+def _are_more(messages: list[dict[str, Any]]) -> bool:
+    """Whether messages have more than a role and a text, or some are not to be learned."""
+    return any(message.get("weight") == 0 or any(map(message.get, UNREAD)) for message in messages)
 
 
 def _of_lists(where: str, row: Row, columns: Columns) -> Row:
