@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tpukit.errors import UsageError
 from tpukit.tasks.llm.generate import write_dialogues
 from tpukit.tasks.llm.model.lean import LanguageModel
+from tpukit.tasks.llm.model.rows import Rows
 from tpukit.tasks.llm.task import SummarizeTask
 from tpukit.train.task import PlanSettings
 
@@ -103,3 +105,10 @@ def test_a_probed_model_is_built_without_storage(tmp_path, ops, monkeypatch) -> 
     with without_storage():
         model = task.build_model(ops)
     assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_why_a_model_writes_no_answers(task) -> None:  # type: ignore[no-untyped-def]
+    """What keeps its rows from being packed, whatever that is."""
+    known = task._with(rows=Rows(packed=False, reason="its layers are its own"))
+    with pytest.raises(UsageError, match=r"gpt2 writes no answers .*: its layers are its own\."):
+        known._evaluated()

@@ -472,8 +472,8 @@ class SummarizeTask(Task):
         """The task as it generates; of pairs the chosen completions."""
         if not self.rows.packed:
             raise UsageError(
-                f"a {self.shape.config.model_type} keeps more of a text than keys and values, of"
-                " which tokens are generated here.",
+                f"a {self.shape.config.model_type} writes no answers here, where rows are packed:"
+                f" {self.rows.reason}.",
                 "Write it with `tpukit test --export DIR`, and generate with transformers.",
             )
         settings = replace(self.settings, rejected_column=None)

@@ -193,10 +193,10 @@ class Tokenizer:
         return re.compile("|".join(map(re.escape, self._specials)) or "(?!)")
 
     @cached_property
-    def _special_ids(self) -> list[int]:
+    def _special_ids(self) -> Array:
         """The special tokens, but for that of unknown text."""
-        return [self._whole.token_to_id(text) for text, is_unknown in self._specials.items()
-                if not is_unknown]  # fmt: skip
+        texts = (text for text, is_unknown in self._specials.items() if not is_unknown)
+        return np.array([self._whole.token_to_id(text) for text in texts], np.int64)
 
     def _encode(self, text: str, *, plain: bool) -> Any:
         self._whole.encode_special_tokens = plain
