@@ -445,6 +445,9 @@ def test_what_follows_the_last_answer_is_not_learned(tmp_path: Path) -> None:
     path = written(tmp_path / "y.jsonl", [{"messages": MESSAGES[:2]}])
     with pytest.raises(DataError, match="the assistant says nothing"):
         list(read_rows(path, summaries=True, columns=columns))
+    path = written(tmp_path / "z.jsonl", [{"messages": MESSAGES[2:3]}])
+    with pytest.raises(DataError, match="nothing precedes the assistant's message"):
+        list(read_rows(path, summaries=True, columns=columns))
 
 
 def test_references_of_conversations_in_a_file_of_their_own(tmp_path: Path) -> None:

@@ -183,8 +183,12 @@ def _of_messages(where: str, row: Row, column: str, *, learned: bool) -> Row:
             messages.pop()
         last = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
         texts = [last, *(m[name] for m in messages for name in ("role", "content"))]
-        if not messages or not all(isinstance(text, str) for text in texts):
+        if not all(isinstance(text, str) for text in texts):
             raise ValueError
+        if not messages:
+            raise DataError(
+                f"{where}: nothing precedes the assistant's message.", "Remove the row."
+            )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: {NO_MESSAGES[0]}", NO_MESSAGES[1]) from error
     dialogue = json.dumps(messages, ensure_ascii=False)
