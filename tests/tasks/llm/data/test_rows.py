@@ -35,6 +35,7 @@ def test_what_real_files_hold(tmp_path: Path) -> None:
 FAULTS = {
     "no dialogue column": (b"id,asked,summary\n1,a,b\n", "no column 'dialogue'", "--set prompt_column=NAME"),
     "no summary column": (b"id,dialogue,sumary\n1,a,b\n", "no column 'summary'", "'sumary' to 'summary'"),
+    "a pair": (b"id,dialogue,chosen,rejected\n1,a,b,c\n", "no column 'summary'", "--set rejected_column=rejected"),
     "empty id": (b"id,dialogue,summary\n1,a,b\n ,a,b\n", "row 2 .line 3., column 'id' is empty", "id"),
     "id again": (b"id,dialogue,summary\n1,a,b\n2,a,b\n1,c,d\n", "row 3 .*'1' was row 1's", "unique"),
     "empty dialogue": (b'id,dialogue,summary\n7,"  ",b\n', "row 1 .*'dialogue' is empty .id '7'.", ""),

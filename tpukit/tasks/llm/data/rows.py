@@ -137,6 +137,8 @@ def _naming(there: Sequence[str], missing: Sequence[str], columns: Columns) -> s
     kinds = {columns.id: "id", columns.prompt: "prompt", columns.completion: "completion",
              columns.rejected: "rejected"}  # fmt: skip
     options = [f"--set {kinds[name]}_column=NAME" for name in missing if name in kinds]
+    if options and "rejected" in there and columns.rejected is None:
+        options.append("--set rejected_column=rejected")
     numbered = "; an empty id_column numbers the rows" if columns.id in missing else ""
     return f"Name what it has: {' '.join(options)}{numbered}." if options else None
 
