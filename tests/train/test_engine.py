@@ -1,5 +1,6 @@
 """The engine's promises on the fake backend: what it asks for, in which order, how often."""
 
+import copy
 import math
 import random
 import time
@@ -448,6 +449,24 @@ def test_ranks_exchange_nothing_between_the_micro_batches_of_a_short_step(reques
     first, *others = (step.partition("step")[0].split() for step in steps)
     assert first.count("ask") == 1 and len(others) == 2
     assert not any({"ask", "read", "gather"} & {*calls} for calls in others)
+
+
+class Parted(TwoRanks):
+    """The other rank's largest weight is another one from the second step on."""
+
+    def all_gather_objects(self, value):
+        other = copy.deepcopy(value)
+        if self.calls.count("step") > 1 and type(value) is list:
+            other[0][0] += 0.01 * other[0][1]
+        return [value, other]
+
+
+def test_parameters_that_ranks_hold_other_values_of_are_named_once(request_for):
+    for backend, count in ((TwoRanks(), 0), (Parted(), 1)):
+        lines = []
+        train_run(request_for(max_steps=6, ckpt_every=2, resume=False), backend, lines.append)
+        found = [line for line in lines if "ranks hold other values of 0.weight: " in line]
+        assert len(found) == count
 
 
 def test_ranks_read_whether_to_stop_a_step_later(request_for):

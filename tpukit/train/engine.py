@@ -226,6 +226,7 @@ class Engine:
         with self.monitor.pause():
             self.require_finite(self.learner.bad_step())
             self.learner.require_known_parameters()
+            self.monitor.compare_ranks()
             with self.stop.saving():
                 self.state.stream = self.source.saved_position()
                 self.writer.write(self.state, is_best=is_best)

@@ -65,6 +65,7 @@ class RunMonitor:
             "step", plan.total_steps, done=learner.steps_done, enabled=log is not None
         )
         self._hook_failed = False
+        self._parted: list[str] = []
         model = self.backend.unwrap(learner.model)
         self.python = PythonWatch(plan.task, model, learner.optimizer)
         self._last_scores: str | None = None
@@ -157,17 +158,30 @@ class RunMonitor:
                 f"Warning: {left} left the device in the first step, and each step will wait for"
                 " it: `tpukit probe-batch --target v5e-8` names the line and what to write instead."
             )
+        self.compare_ranks()
         if (names := self.learner.untrained()) and self.log:
-            more = f" and {len(names) - SHOWN_NAMES} more" if names[SHOWN_NAMES:] else ""
-            shown = ", ".join(names[:SHOWN_NAMES]) + more
             self.log.text(
                 f"Warning: {len(names)} parameter(s) got a gradient and are in no group of the"
-                f" optimizer, they stay as they are: {shown}. Return them from `parameter_groups`,"
-                " or set requires_grad to False."
+                f" optimizer, they stay as they are: {_shown(names)}. Return them from"
+                " `parameter_groups`, or set requires_grad to False."
             )
         self.recurring(f"First step: {format_duration(seconds)}.")
         if self._compiles:
             self.progress.restart(self.learner.steps_done)
+
+    def compare_ranks(self) -> None:
+        """Warns, once, of parameters that the ranks hold other values of; every rank must call
+        it."""
+        if self._parted:
+            return
+        self._parted = self.learner.parted()
+        if self._parted and self.log:
+            self.log.text(
+                f"Warning: ranks hold other values of {_shown(self._parted)}: a forward pass writes"
+                " there what it finds in its own rows (`max_norm`, statistics of a first batch);"
+                " rank 0's are validated and saved. Write it in `initialize`, or in `after_step`"
+                " from the rows of all ranks."
+            )
 
     @property
     def _compiles(self) -> bool:
@@ -307,6 +321,12 @@ class RunMonitor:
         else:
             self.log.text(line)
             self.log.note(stack)
+
+
+def _shown(names: Sequence[str]) -> str:
+    """The first of some names."""
+    more = f" and {len(names) - SHOWN_NAMES} more" if names[SHOWN_NAMES:] else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more
 
 
 def _gradient_warnings(metrics: StepMetrics) -> Iterator[str]:

@@ -20,7 +20,13 @@ from tpukit.errors import UsageError
 from tpukit.hardware.eager.buffers import share_buffers, synchronized_batch_norm
 from tpukit.hardware.eager.compiling import is_recorded
 from tpukit.hardware.eager.deferred import Deferred, deferred
-from tpukit.hardware.modules import local, move_tensors, repeated_blocks, require_unpacked
+from tpukit.hardware.modules import (
+    local,
+    move_tensors,
+    renormalized_weights,
+    repeated_blocks,
+    require_unpacked,
+)
 
 
 class SingleProcess:
@@ -207,6 +213,8 @@ class FSDP(SingleProcess):
         # FSDP shards floats alone: its shards require gradients when they are made.
         is_float = {p: p.is_floating_point() or p.is_complex() for p in model.parameters()}
         whole = {p for p, is_one in is_float.items() if p.ndim == 0 or not is_one}
+        # What a pass writes to what was gathered is lost.
+        whole |= {model.get_parameter(name) for name in renormalized_weights(model)}
         in_half = set() if self.half is None else _in_half(model)
         for block in repeated_blocks(model):
             self._shard(block, in_half, whole)
