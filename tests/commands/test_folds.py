@@ -98,7 +98,7 @@ def test_the_scores_are_those_of_the_out_of_fold_predictions(place):
     def kappa(rows, predicted=None):
         truth = [int(float(row["score"])) for row in rows]
         if predicted is None:
-            predicted = [round(float(row["predicted_score"])) for row in rows]
+            predicted = [min(6, max(1, round(float(row["predicted_score"])))) for row in rows]
         return cohen_kappa_score(truth, predicted, weights="quadratic")
 
     by_fold = [kappa([row for row in rows if row["fold"] == name]) for name in "012"]

@@ -2,12 +2,23 @@
 
 import numpy as np
 import pytest
+import torch
 
 from tpukit.io.files import write_file
 from tpukit.io.tables import read_table, write_csv
-from tpukit.train.held_out import ALL_FILE, FILE, TARGET_FILE, read_held_out, summarise
+from tpukit.train.held_out import (
+    ALL_FILE,
+    FILE,
+    TARGET_FILE,
+    HeldOut,
+    read_held_out,
+    scores,
+    summarise,
+)
+from tpukit.train.metric_names import parse_metrics
 from tpukit.train.submission import scored_rows
 from tpukit.train.target import Target
+from tpukit.train.target_loss import TargetLoss
 
 
 @pytest.mark.parametrize("column", ["label", "id", "predicted"])
@@ -21,3 +32,14 @@ def test_a_target_may_have_any_name(tmp_path, column):
     assert (found.predicted == predicted).all()
     summarise(tmp_path, {"0": tmp_path}, lambda target: [])
     assert read_table(tmp_path / ALL_FILE).column(column) == ["NA", 'a "b",\nc']
+
+
+def test_a_score_is_one_that_there_is():
+    target = Target("score", ("score",), ("0", "2", "10"), mean=(4.0,), spread=(3.0,))
+    predicted = TargetLoss(target).predictions(torch.tensor([[-9.0], [-0.2], [1.0], [9.0]])).numpy()
+    assert predicted[:, 0].tolist() == pytest.approx([0, 3.4, 7, 10])
+    found = HeldOut(target, list("abcd"), np.array([0.0, 2.0, 10.0, 10.0]), predicted)
+    metrics = parse_metrics("accuracy,qwk,mae")
+    assert scores(found, metrics) == pytest.approx({"accuracy": 1, "qwk": 1, "mae": 1.1})
+    nothing = found._replace(predicted=predicted * np.nan)
+    assert all(np.isnan(value) for value in scores(nothing, metrics).values())

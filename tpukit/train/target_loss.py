@@ -100,6 +100,9 @@ class TargetLoss:
                 first, weights, factors = 0.0, scores.softmax(1), grades
             parts = [weights[:, i : i + 1] * factor for i, factor in enumerate(factors)]
             return torch.cat(parts, 1).sum(1, keepdim=True).add(first)
+        if kind == "score":
+            # As the other losses of scores: none beyond the ends, which no submission has.
+            return self._scaled(scores).clamp(*self.target.grades[[0, -1]].tolist())
         return self._scaled(scores)
 
     def _above(self, values: Tensor) -> Tensor:
