@@ -379,6 +379,11 @@ def _classes(
             f"{place}: the sample submission has no column for the class {strange[0]!r}.",
             "Give the sample submission of this table: --set sample_submission=FILE, or none.",
         )
+    if twice := sorted(name for name in names if f"{name}.0" in names):
+        raise DataError(
+            f"{place}: {twice[0]!r} and '{twice[0]}.0' are one number.",
+            "Write it in one way.",
+        )
     hint = "Name the column of the classes with --set columns=NAME."
     if len(names) == 1:
         raise DataError(f"{table.path}: every {target.columns[0]} is {min(names)!r}.", hint)
