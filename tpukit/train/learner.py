@@ -477,14 +477,11 @@ class Learner:
         if self.backend.world_size == 1 or not held:
             return []
         sums = torch.stack([_sum_and_norm(parameter) for parameter in held.values()])
-        first, *others = self.backend.all_gather_objects(
-            self.backend.to_host({"sums": sums})["sums"].tolist()
-        )
-        return [
-            name
-            for name, (total, norm), *found in zip(held, first, *others, strict=True)
-            if any(abs(t - total) + abs(n - norm) > ALIKE * norm for t, n in found)
-        ]
+        own = self.backend.to_host({"sums": torch.stack([sums, -sums])})["sums"]
+        most = self.backend.agree(own.flatten().tolist())()
+        largest, least = torch.tensor(most).view_as(own) * torch.tensor([1, -1]).view(2, 1, 1)
+        differs = (largest - least).sum(1) > ALIKE * largest[:, 1]
+        return [name for name, parted in zip(held, differs.tolist(), strict=True) if parted]
 
     def model_tensors(self, *, frozen: bool = True) -> dict[str, Tensor]:
         """The tensors of the module's state dict."""
