@@ -167,7 +167,8 @@ def bare_step(learner, config, backend):
         with torch.no_grad():
             norm = torch.stack([p.grad.square().sum() for p in parameters]).sum().sqrt()
             factor = (config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-            optimizer.apply(backend.mesh.send(optimizer.numbers(config.lr)), factor)
+            numbers = optimizer.numbers(optimizer.used(), config.lr)
+            optimizer.apply(backend.mesh.send(numbers), factor)
             for average, parameter in zip(averages, parameters, strict=True):
                 average.lerp_(parameter, 1 - config.ema_decay)
         torch_xla.sync()

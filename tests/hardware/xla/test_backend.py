@@ -143,5 +143,10 @@ def test_a_step_whose_tensor_is_gone_is_traced_again():
     assert on_xla("removed_tensor", devices="1") == "a tensor that it used was removed"
 
 
+def test_weights_that_were_frozen_or_not_used_learn_as_on_the_cpu():
+    """Their corrections are of their own steps."""
+    assert max(on_xla("late_weights", devices="2").values()) < 1e-4
+
+
 def test_complex_weights_learn_as_on_the_cpu():
     assert on_xla("complex_weights", devices="2") < 1e-4

@@ -305,11 +305,13 @@ class XlaBackend(XlaOps):
         factor: Tensor,
     ) -> None:
         if isinstance(optimizer, XlaAdamW | XlaAdafactor):
-            optimizer.apply(self._host_value(optimizer.numbers, lr), factor)
+            used = optimizer.used()
+            optimizer.apply(self._host_value(partial(optimizer.numbers, used), lr), factor)
+            count = partial(optimizer.count, used)
             if self.recorded is None:
-                optimizer.count()
+                count()
             else:
-                self.recorded.on_host(optimizer.count)
+                self.recorded.on_host(count)
         elif optimizer in self._takes_rates:
             rates = self._host_value(partial(rates_of, optimizer), lr)
             step_in_graph(optimizer, rates, gradients, factor)

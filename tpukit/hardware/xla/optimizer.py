@@ -59,45 +59,60 @@ class XlaAdamW(Optimizer):
                 state["step"] = count
 
     def trained(self) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
-        """Every parameter that has gradients, with its group."""
+        """Every parameter that is not frozen, with its group."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.requires_grad:
                     yield parameter, group
 
-    def count(self) -> None:
+    def used(self) -> list[nn.Parameter]:
+        """Those of them that have gradients in this step: the others make none, as with torch's."""
+        return [parameter for parameter, _ in self.trained() if parameter.grad is not None]
+
+    def count(self, used: Sequence[nn.Parameter]) -> None:
         """Counts a step, after it."""
         # Past the counter of writes, by which a change that a program leaves out is found.
-        torch._foreach_add_([count.data for count in self._counts()], 1)
+        torch._foreach_add_([count.data for count in self._counts(used)], 1)
 
-    def _counts(self) -> list[Tensor]:
-        """Those of the trained parameters, or the one tensor that they are all views of."""
-        steps = [self.state[parameter]["step"] for parameter, _ in self.trained()]
+    def _counts(self, used: Sequence[nn.Parameter]) -> list[Tensor]:
+        """Theirs, or the one tensor that they are all views of."""
+        steps = [self.state[parameter]["step"] for parameter in used]
         whole = steps[0]._base if steps else None
         views = [step for step in steps if step._base is whole]
         if whole is not None and len(views) == len(steps) == whole.numel():
             return [whole]
         return steps
 
-    def numbers(self, lr: float) -> Tensor:
+    def numbers(self, used: Sequence[nn.Parameter], lr: float) -> Tensor:
         """Of the next step: (4,) on the host: rate, rate / correction of the mean, 1 / root of the
-        correction of the square, and 0."""
-        steps = [int(count.max()) + 1 for count in self._counts()]
-        frozen = (int(s["step"]) for p, s in self.state.items() if not p.requires_grad)
-        step = max([*steps, *frozen], default=1)
+        correction of the square, and 0. (counts, 4) where some parameters have made fewer steps:
+        they were frozen, or no loss used them."""
+        rows = [self._numbers(lr, count + 1) for count in self._distinct_counts(used) or [0]]
+        return torch.tensor(rows if rows[1:] else rows[0])
+
+    def _numbers(self, lr: float, step: int) -> list[float]:
         beta1, beta2 = self.settings.betas
         root = math.sqrt(1.0 - beta2**step)
-        return torch.tensor([lr, lr / (1.0 - beta1**step), 1.0 / root, 0.0])
+        return [lr, lr / (1.0 - beta1**step), 1.0 / root, 0.0]
+
+    def _distinct_counts(self, used: Sequence[nn.Parameter]) -> list[int]:
+        """How many steps they have made, in order."""
+        ends = {int(end) for count in self._counts(used) for end in torch.aminmax(count)}
+        if len(ends) < 2:
+            return [*ends]
+        return sorted({int(self.state[parameter]["step"]) for parameter in used})
 
     @torch.no_grad()
     def apply(self, numbers: Tensor, factor: Tensor) -> None:
         """One step with the gradients times `factor` (0-d); `numbers` on the device."""
-        lr, rate, inverse_root, _ = numbers.unbind()
+        counts = self._distinct_counts(self.used()) if numbers.ndim > 1 else []
+        rows = [row.unbind() for row in (numbers.unbind() if counts else [numbers])]
         beta1, beta2 = self.settings.betas
         for parameter, group in self.trained():
             if parameter.grad is None:
                 continue
             state, scale = self.state[parameter], group["lr_scale"]
+            lr, rate, inverse_root, _ = rows[counts.index(int(state["step"])) if counts else 0]
             gradient = parameter.grad * factor
             if group["weight_decay"]:
                 parameter.mul_(1.0 - lr * (group["weight_decay"] * scale))
@@ -120,29 +135,42 @@ class XlaAdafactor(torch.optim.Adafactor):
         super().__init__(optimizer.param_groups)
         self.state = optimizer.state
 
-    def count(self) -> None:
+    def used(self) -> list[nn.Parameter]:
+        """What has gradients in this step."""
+        trained = (parameter for group in self.param_groups for parameter in trained_of(group))
+        return [parameter for parameter in trained if parameter.grad is not None]
+
+    def count(self, used: Sequence[nn.Parameter]) -> None:
         """Counts a step, after it."""
-        for group in self.param_groups:
-            for parameter in trained_of(group):
-                self.state[parameter]["step"].data.add_(1)
+        for parameter in used:
+            self.state[parameter]["step"].data.add_(1)
 
-    def numbers(self, lr: float) -> Tensor:
-        """Of the next step: (groups, 3) on the host: rate, weight of the gradient, its bound."""
-        groups = self.param_groups
-        return torch.tensor([self._numbers(lr * group[PER_GROUP], group) for group in groups])
+    def numbers(self, used: Sequence[nn.Parameter], lr: float) -> Tensor:
+        """Of the next step: (rows, 3) on the host: rate, weight of the gradient, its bound. A row
+        for each group, and for each number of steps that its parameters have made."""
+        rows = [self._numbers(lr, *row) for row in dict.fromkeys(self._rows(used))]
+        return torch.tensor(rows).reshape(-1, 3)
 
-    def _numbers(self, lr: float, group: dict[str, Any]) -> list[float]:
-        step = 1 + max((float(self.state[p]["step"]) for p in trained_of(group)), default=0.0)
-        return [lr, step ** group["beta2_decay"], min(lr, 1 / math.sqrt(step))]
+    def _rows(self, used: Sequence[nn.Parameter]) -> list[tuple[int, float]]:
+        """The group of each, and which step is its next."""
+        groups = {p: i for i, group in enumerate(self.param_groups) for p in group["params"]}
+        return [(groups[p], 1 + float(self.state[p]["step"])) for p in used]
+
+    def _numbers(self, lr: float, group: int, step: float) -> list[float]:
+        lr *= self.param_groups[group][PER_GROUP]
+        return [lr, step ** self.param_groups[group]["beta2_decay"], min(lr, 1 / math.sqrt(step))]
 
     @torch.no_grad()
     def apply(self, numbers: Tensor, factor: Tensor) -> None:
         """One step with the gradients times `factor` (0-d); `numbers` on the device."""
-        for group, of_group in zip(self.param_groups, numbers.unbind(), strict=True):
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
-                    self._update(parameter, group, *of_group.unbind())
+        used = self.used()
+        rows = self._rows(used)
+        values = dict(zip(dict.fromkeys(rows), numbers.unbind(), strict=True))
+        of_row = {row: value.unbind() for row, value in values.items()}
+        for parameter, row in zip(used, rows, strict=True):
+            assert parameter.grad is not None
+            parameter.grad.mul_(factor)
+            self._update(parameter, self.param_groups[row[0]], *of_row[row])
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         raise NotImplementedError("a backend steps it: see XlaBackend.step")
