@@ -85,13 +85,18 @@ def prediction(
 
     Raises what is known before a device is opened.
     """
-    from tpukit.io.tables import read_table
+    from tpukit.io.tables import is_table_name, read_table
     from tpukit.train.checks import expect
     from tpukit.train.submission import DEFAULT_OUT, match_sample, mean_of, write_submission
     from tpukit.train.task import overrides
 
     runs = [trained, *others]
     here = with_files_here(options)
+    if here.out is not None and is_table_name(here.out) and here.out.suffix.lower() != ".csv":
+        name = here.out.name
+        raise ConfigError(
+            f"--out {name}: predictions are written as CSV.", f"--out {name.partition('.')[0]}.csv"
+        )
     requests = [_request(each, here, own) for each in runs]
     counts = counts or [1] * len(runs)
     shares = options.shares(len(counts)) or [1.0] * len(counts)

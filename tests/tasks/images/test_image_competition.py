@@ -106,6 +106,8 @@ def test_the_row_of_a_damaged_image_is_chosen(competition, trained, tmp_path):
     sample = ("--sample-submission", labels)
     chosen = (*sample, "--set", "damaged_row=star")
     assert predict(trained, tmp_path / "b.csv", *chosen)[0][damaged] == {"x": "star"}
+    told = failure(tpukit("predict", "--run", trained, "--hw", "cpu", "--out", "mine.parquet"))
+    assert "predictions are written as CSV" in told and "--out mine.csv" in told
     told = failure(tpukit("predict", "--run", trained, "--hw", "cpu", "--set", "damaged_row=moon"))
     assert "damaged_row 'moon' is neither frequencies nor uniform nor a class (circle, " in told
 
