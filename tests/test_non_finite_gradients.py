@@ -59,7 +59,14 @@ def whole(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("step", [1, 6, 10], ids=["first", "after-a-checkpoint", "last"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(1, id="first", marks=pytest.mark.slow),
+        pytest.param(6, id="after-a-checkpoint"),
+        pytest.param(10, id="last", marks=pytest.mark.slow),
+    ],
+)
 def test_the_run_fails_alike_and_goes_on_once_the_loss_is_right(tmp_path, whole, step):
     run, sample = tmp_path / "run", sample_of(step)
     told = failure(train(run, "--set", f"bad={sample}"), code=1)

@@ -1,26 +1,14 @@
 """Work over several cores: order, errors, killed workers, killed parents."""
 
-import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from runs import is_running, wait_until
+from squares import work
 
 from tpukit.errors import JobError
 from tpukit.io.workers import map_ordered
-
-
-def work(item: int) -> int:
-    """A square; 3 fails, -1 ends its own process, as the kernel does when memory is short."""
-    if item == 3:
-        raise ValueError("three")
-    if item == -1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.2 if item == 0 else 0)
-    return item * item
 
 
 def test_results_come_in_the_order_of_the_items():

@@ -80,7 +80,8 @@ def losses(tmp_path, reader):
     return train
 
 
-@pytest.mark.parametrize("task", ["text", pytest.param("images", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["text", "images"])
 def test_classes_that_are_predicted_train_as_rows_of_the_table(task, rows, losses, tmp_path):
     training, tests = rows
     few = data(tmp_path / "few", task, training, tests)

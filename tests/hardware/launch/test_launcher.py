@@ -51,7 +51,7 @@ def test_bad_input_is_printed_once_with_its_own_code():
     assert "Traceback" not in stderr
 
 
-@pytest.mark.parametrize("ended_first", [0, 1])
+@pytest.mark.parametrize("ended_first", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_of_ranks_that_make_the_same_mistake_one_says_it(ended_first):
     """Also where torchrun ends the other one before, or after, it has said it."""
     code, out, stderr = launched(f"both-fail-{ended_first}")

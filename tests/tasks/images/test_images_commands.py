@@ -73,6 +73,7 @@ def test_two_ranks_give_the_same_weights(shapes, trained, tmp_path):
     assert relative_difference(parameters(tmp_path / "run"), parameters(trained)) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.xla
 def test_xla_gives_the_same_weights_without_recompilation(shapes, trained, tmp_path):
     done = result(train(shapes, tmp_path / "run", "--hw", "tpu", "--precision", "fp32", env=XLA))

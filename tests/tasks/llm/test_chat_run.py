@@ -48,8 +48,10 @@ def write_data(folder, settings):
 
 @pytest.mark.parametrize(
     ("settings", "spaces", "end"),
-    [(TURNS, False, "alone"), (ASKED, True, "brief")],
-    ids=["conversations", "template"],
+    [
+        pytest.param(TURNS, False, "alone", id="conversations"),
+        pytest.param(ASKED, True, "brief", id="template", marks=pytest.mark.slow),
+    ],
 )
 def test_answers_are_those_of_transformers_with_their_lines(
     tmp_path, monkeypatch, settings, spaces, end

@@ -12,7 +12,8 @@ ROWS = [[str(i), f"Ann and Bob came {word}. Who?", f"Bob came {word}"]
 
 
 @pytest.mark.parametrize(("name", "loss"), [
-    ("gpt2", 5.080043792724609),  # matrices are stored transposed by transformers
+    # Its matrices are stored transposed by transformers.
+    pytest.param("gpt2", 5.080043792724609, marks=pytest.mark.slow),
     ("qwen3", 5.573503621419271),  # with LoRA, which is merged
 ])  # fmt: skip
 def test_an_old_run_has_the_loss_that_it_had(name, loss, write_csv, tmp_path):

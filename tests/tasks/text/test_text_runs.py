@@ -101,6 +101,7 @@ def write_scores(folder, *, pair=False):
     return folder
 
 
+@pytest.mark.slow
 def test_windows_of_a_text_are_averaged(place, tmp_path):
     data = write_scores(tmp_path / "essays")
     options = ("--data-path", data, "--max-length", "24", "--set", "long_texts=windows",

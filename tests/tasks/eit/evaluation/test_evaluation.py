@@ -156,6 +156,7 @@ def test_measurements_are_turned_where_the_network_follows(tmp_path, symmetry):
     assert ("the network sees none of them" in done.stderr) is symmetry.mirrored
 
 
+@pytest.mark.slow
 def test_a_run_from_before_the_refinement_goes_on_and_is_tested(place, tmp_path):
     """Its settings do not name the refinement, nor does its checkpoint."""
     words = ["train", "--size", "tiny", "--hw", "cpu", "--data-path", place / "data",
