@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -138,6 +140,36 @@ def test_a_folder_of_folds_counts_as_one_run(place):
     all_folds, one, blend = ([float(r["score"]) for r in rows_of(place / f"{name}.csv")]
                              for name in ("e", "0", "b"))  # fmt: skip
     assert blend == pytest.approx((np.array(all_folds) + 3 * np.array(one)) / 4, abs=1e-6)
+
+
+def test_the_mean_of_several_folders_is_cut_where_it_was_fitted(place):
+    shutil.copytree(place / "whole", place / "other")
+    truth, means = [], []
+    for fold in "012":
+        path = place / "other" / f"fold-{fold}" / "held_out.csv"
+        rows = rows_of(path)
+        for row in rows[::-1]:
+            first = float(row["predicted_score"])
+            row["predicted_score"] = str(0.7 * first + 1.5 * (int(row["id"][1:]) % 2))
+            truth.append(int(float(row["score"])))
+            means.append(0.25 * first + 0.75 * float(row["predicted_score"]))
+        lines = [",".join(row.values()) for row in rows[::-1]]
+        path.write_text("\n".join([",".join(rows[0]), *lines]) + "\n")
+    more = ("--run", "other", "--weights", "1,3", "--sample-submission", "sample.csv")
+    done = predict(place, "whole", "mean.csv", *more)
+    result(done)
+    said = re.search(r"has qwk (\S+), with cut points fitted to it (\S+)\.\n", done.stderr)
+    cuts = re.search(r"cut at ([^)\n]+)", done.stderr)[1].split(", ")
+
+    def kappa(predicted):
+        return cohen_kappa_score(truth, predicted, weights="quadratic")
+
+    assert float(said[1]) == pytest.approx(kappa(np.clip(np.round(means), 1, 6)), abs=1e-4)
+    cut = 1 + np.searchsorted([float(c) for c in cuts], means, "right")
+    assert float(said[2]) == pytest.approx(kappa(cut), abs=0.02)  # cuts are shown in three digits
+    assert float(said[2]) > float(said[1])
+    path.write_text(path.read_text().replace("\ne", "\nf"))
+    assert "held out other samples" in predict(place, "whole", "mean.csv", *more).stderr
 
 
 def test_other_folds_leave_the_folder_as_it_is(place):

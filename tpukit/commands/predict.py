@@ -66,7 +66,10 @@ def predict(
     chosen = hardware_options(hardware)
     kind = prepare_environment(chosen)
     settings = parse_settings(task.settings or [])
-    groups, cuts = _runs_of_folds(run or [default_run(task.task)], output.text)
+    folders = run or [default_run(task.task)]
+    groups = [_runs_of_folds(folder, output.text) for folder in folders]
+    shares = given.shares(len(groups)) or [1.0] * len(groups)
+    cuts = _fitted_cuts(folders, groups, shares, output.text)
     paths, counts = [path for group in groups for path in group], [*map(len, groups)]
     trained, *others = (open_trained(path, output.text, task.task, settings) for path in paths)
     use = prediction(trained, given, own, others, cuts, counts)
@@ -154,36 +157,49 @@ def _rows_of(
     return expect(rows, Predictions, method, "Predictions(ids, values, target)")
 
 
-def _runs_of_folds(
-    paths: Sequence[Path], log: Log
-) -> tuple[list[list[Path]], Sequence[float] | None]:
-    """Each run, or of a folder of folds those that are finished; the cut points fitted to these.
+def _runs_of_folds(path: Path, log: Log) -> list[Path]:
+    """A run alone, or of a folder of folds those that are finished. Raises ConfigError for a folder
+    without one."""
+    from tpukit.train.held_out import FILE
 
-    Raises ConfigError for a folder without one.
-    """
-    from tpukit.train.held_out import FILE, SUMMARY_FILE
+    folds = sorted(path.glob("fold-*"), key=lambda fold: (len(fold.name), fold.name))
+    if (path / "config.toml").is_file() or not folds:
+        return [path]
+    finished = [fold for fold in folds if (fold / FILE).is_file()]
+    left = [str(fold) for fold in folds if fold not in finished]
+    if not finished:
+        raise ConfigError(
+            f"{path}: none of its {len(folds)} folds is finished.",
+            "Go on with their training command, or name the checkpoint of one: --run"
+            f" {folds[0]}/checkpoints/STEP",
+        )
+    if left:
+        log(f"Warning: not finished, and left out: {', '.join(left)}")
+    return finished
 
-    found, cuts = list[list[Path]](), None
-    for path in paths:
-        summary = path / SUMMARY_FILE
-        folds = sorted(path.glob("fold-*"), key=lambda fold: (len(fold.name), fold.name))
-        if (path / "config.toml").is_file() or not folds:
-            found.append([path])
-            continue
-        finished = [fold for fold in folds if (fold / FILE).is_file()]
-        left = [str(fold) for fold in folds if fold not in finished]
-        if not finished:
-            raise ConfigError(
-                f"{path}: none of its {len(folds)} folds is finished.",
-                "Go on with their training command, or name the checkpoint of one: --run"
-                f" {folds[0]}/checkpoints/STEP",
-            )
-        if left:
-            log(f"Warning: not finished, and left out: {', '.join(left)}")
-        found.append(finished)
-        if summary.is_file() and len(paths) == 1:
-            cuts = json.loads(summary.read_bytes()).get("cuts")
-    return found, cuts
+
+def _fitted_cuts(
+    folders: Sequence[Path], groups: Sequence[list[Path]], shares: Sequence[float], log: Log
+) -> Sequence[float] | None:
+    """The cut points of a folder of folds, or those fitted to the mean of several, whose score is
+    said; None where a run is none of folds."""
+    from tpukit.train.held_out import SUMMARY_FILE, blended
+
+    summaries = [folder / SUMMARY_FILE for folder in folders]
+    if not all(summary.is_file() for summary in summaries):
+        return None
+    found = json.loads(summaries[0].read_bytes())
+    if len(folders) == 1 or not found["metrics"]:
+        cuts: Sequence[float] | None = found.get("cuts")
+        return cuts
+    name = next(iter(found["metrics"]))
+    score, cuts, cut_score = blended(groups, shares, name)
+    if score is None:
+        log(f"Out of fold the mean has no {name}: the runs held out other samples.")
+        return None
+    cut = "" if cuts is None else f", with cut points fitted to it {cut_score:.4f}"
+    log(f"Out of fold the mean of {len(folders)} has {name} {score:.4f}{cut}.")
+    return cuts
 
 
 def _request(trained: TrainedTask, options: PredictionOptions, own: Given) -> PredictionRequest:

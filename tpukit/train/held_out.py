@@ -15,7 +15,7 @@ from tpukit.io.files import write_file
 from tpukit.io.tables import read_table, write_csv
 from tpukit.train.evaluation import ROWS_PER_DEVICE, Rows, rows_of_data, rows_on_host
 from tpukit.train.loader import LoaderSettings
-from tpukit.train.metric_names import MetricName
+from tpukit.train.metric_names import LARGEST, LEAST, RANKED, MetricName, parse_metrics
 from tpukit.train.metrics import DECISIONS, ROWS, measured, one_row_each
 from tpukit.train.submission import decided, scored_rows
 from tpukit.train.target import Target
@@ -178,6 +178,29 @@ def fitted_cuts(found: HeldOut, metric: MetricName) -> list[float] | None:
         *(minimize(worse, s, method="Nelder-Mead", options=options).x for s in starts),
     ]
     return [float(cut) for cut in min(tried, key=worse)]
+
+
+def blended(
+    runs: Sequence[Sequence[Path]], shares: Sequence[float], name: str
+) -> tuple[float | None, list[float] | None, float | None]:
+    """Of the weighted mean of what several runs' folds predict of the same samples: the metric, the
+    cut points fitted to it, and the metric with these; None where the samples are not the same, or
+    the metric is a user's function."""
+    wholes = [together([read_held_out(fold) for fold in folds]) for folds in runs]
+    first, total = wholes[0], np.zeros_like(wholes[0].predicted)
+    is_known = name in LARGEST or name in LEAST or RANKED.fullmatch(name)
+    for whole, share in zip(wholes, shares, strict=True):
+        rows = {sample: row for row, sample in enumerate(whole.ids)}
+        same = rows.keys() == {*first.ids} and len(rows) == len(whole.ids) == len(first.ids)
+        if not is_known or not same or whole.target.predicted != first.target.predicted:
+            return None, None, None
+        total += share / sum(shares) * whole.predicted[[rows[sample] for sample in first.ids]]
+    mean, (metric,) = first._replace(predicted=total), parse_metrics(name)
+    score = scores(mean, [metric])[name]
+    if (cuts := fitted_cuts(mean, metric)) is None:
+        return score, None, None
+    cut = mean._replace(predicted=decided(mean.target, total, cuts))
+    return score, cuts, scores(cut, [metric])[name]
 
 
 def _threshold(values: NDArray[Any], predicted: NDArray[Any]) -> float:
