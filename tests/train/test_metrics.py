@@ -11,6 +11,7 @@ from sklearn import metrics as sk
 from tpukit.errors import ConfigError, UsageError
 from tpukit.train.metric_names import LARGEST, LEAST, parse_metrics
 from tpukit.train.metrics import measured, named_metrics
+from tpukit.train.target import Target
 
 CASES = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 8 else []) for seed in range(100)]
 AVERAGES = ("macro", "micro", "weighted")
@@ -192,3 +193,13 @@ def test_a_function_of_ones_own(tmp_path):
     (lost,) = parse_metrics(f"min:{file}:other")
     with pytest.raises(UsageError, match=r"mine.py has no function other"):
         measured(lost, np.ones(2), np.ones(2))
+
+
+def test_decisions_about_scores_are_of_the_nearest_one():
+    """Also where there are gaps between them: as `predict` writes them."""
+    target = Target("score", ("score",), ("1", "4", "8"))
+    rows = {"target": np.array([1.0, 4.0, 8.0, 8.0]), "prediction": np.array([2.4, 2.6, 6.1, 9.7])}
+    assert named_metrics(parse_metrics("accuracy,qwk,mae"), rows, target) == {
+        "accuracy": 1, "qwk": 1, "mae": pytest.approx(1.6),
+    }  # fmt: skip
+    assert named_metrics(parse_metrics("accuracy"), rows) == {"accuracy": 0}

@@ -170,7 +170,7 @@ def require_metrics(plan: RunPlan, learner: Learner) -> None:
         return
 
     def computed(task: Task, rows: Rows) -> dict[str, float]:
-        by_name = named_metrics(names, rows)
+        by_name = named_metrics(names, rows, task.predicts)
         try:
             with catch_warnings(action="ignore"):
                 return {**_computed(task, rows), **by_name}
@@ -329,7 +329,7 @@ def metrics_of(
         return values | computed(task, rows)
     if overrides(task, "compute") and has_rows:
         values |= _computed(task, rows)
-    return values | named_metrics(names, rows)
+    return values | named_metrics(names, rows, task.predicts)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from tpukit.io.tables import read_table, write_csv
 from tpukit.train.evaluation import ROWS_PER_DEVICE, Rows, rows_of_data, rows_on_host
 from tpukit.train.loader import LoaderSettings
 from tpukit.train.metric_names import LARGEST, LEAST, RANKED, MetricName, parse_metrics
-from tpukit.train.metrics import DECISIONS, ROWS, measured, one_row_each
+from tpukit.train.metrics import ROWS, measured, one_row_each
 from tpukit.train.submission import decided, scored_rows
 from tpukit.train.target import Target
 from tpukit.train.task import PlanSettings, Task, overrides
@@ -123,15 +123,8 @@ def scores(found: HeldOut, metrics: Sequence[MetricName]) -> dict[str, float]:
     """The metrics of rows; of scores those of decisions as `predict` writes them without cuts."""
     is_class = found.target.kind == "class"
     predicted = found.predicted if is_class else found.predicted.reshape(found.values.shape)
-    whole = predicted
-    if found.target.kind == "score" and np.isfinite(predicted).all():
-        whole = decided(found.target, predicted)
-    return {
-        metric.name: measured(
-            metric, found.values, whole if metric.name in DECISIONS else predicted
-        )
-        for metric in metrics
-    }
+    rows = found.values, predicted, found.target
+    return {metric.name: measured(metric, *rows) for metric in metrics}
 
 
 def interval(found: HeldOut, metric: MetricName) -> list[float] | None:

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from tpukit.errors import UsageError
 from tpukit.train.metric_names import RANKED, MetricName
+from tpukit.train.submission import decided
+from tpukit.train.target import Target
 from tpukit.train.user_code import import_user_file, import_user_module
 
 Array = NDArray[Any]
@@ -59,7 +61,9 @@ CORRELATIONS = {"pearson": "pearsonr", "spearman": "spearmanr"}
 """Functions of scipy."""
 
 
-def named_metrics(names: Sequence[MetricName], rows: Mapping[str, Array]) -> dict[str, float]:
+def named_metrics(
+    names: Sequence[MetricName], rows: Mapping[str, Array], target: Target | None = None
+) -> dict[str, float]:
     """The metrics of these rows (`ROWS`). Raises UsageError for rows that a metric cannot take."""
     for row in ROWS:
         if names and row not in rows:
@@ -69,7 +73,7 @@ def named_metrics(names: Sequence[MetricName], rows: Mapping[str, Array]) -> dic
                 " probabilities, or numbers.",
             )
     rows = one_row_each(rows)
-    return {each.name: measured(each, *(rows[row] for row in ROWS)) for each in names}
+    return {each.name: measured(each, *(rows[row] for row in ROWS), target) for each in names}
 
 
 def one_row_each(rows: Mapping[str, Array]) -> dict[str, Array]:
@@ -94,8 +98,13 @@ def mean_by_sample(samples: Array, predictions: Array) -> Array:
     return total / counts
 
 
-def measured(metric: MetricName, targets: Array, predictions: Array) -> float:
-    """One metric; NaN where these rows do not define it."""
+def measured(
+    metric: MetricName, targets: Array, predictions: Array, target: Target | None = None
+) -> float:
+    """One metric; NaN where these rows do not define it.
+
+    target: of scores those of decisions are of the nearest score, as `predict` writes it.
+    """
     if metric.place is not None:
         return float(_own_function(metric)(targets, predictions))
     name, one_class = metric.name, predictions.ndim == targets.ndim + 1 == 2
@@ -107,6 +116,8 @@ def measured(metric: MetricName, targets: Array, predictions: Array) -> float:
     predictions = predictions.astype(np.float64)
     if not np.isfinite(predictions).all():
         return math.nan
+    if target is not None and target.kind == "score" and name in DECISIONS:
+        predictions = decided(target, predictions)
     if name in ("auc", "roc_auc", "average_precision") and one_class:
         # One class against the rest; of two classes the second one.
         targets = targets[:, None] == np.arange(predictions.shape[1])

@@ -146,7 +146,7 @@ def _report(
     else:
         names = list(dict.fromkeys([*parse_metrics(DEFAULT_METRICS[target.kind]), *asked]))
         rows = {"target": values, "prediction": predicted.reshape(values.shape)}
-        found = named_metrics(names, rows)
+        found = named_metrics(names, rows, target)
         metrics = {name: value for name, value in found.items() if np.isfinite(value)}
         text = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         log(f"{len(images)} images, {target}: {text}")
