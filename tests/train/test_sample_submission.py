@@ -8,6 +8,7 @@ import pytest
 from tpukit.errors import ConfigError, DataError
 from tpukit.io.tables import read_table
 from tpukit.tasks.eit.predict import image_file
+from tpukit.train.labelled import sample_beside
 from tpukit.train.requests import PredictionRequest
 from tpukit.train.submission import Predictions, match_sample, write_submission
 from tpukit.train.target import Target
@@ -61,6 +62,12 @@ def test_what_differs_is_named(tmp_path):
         assert told in caught.value.message
     with pytest.raises(DataError, match=r"it lacks 1 column \(id\)"):
         match(tmp_path, [["name"], ["1"]], [["id"], ["1"]])
+
+
+def test_a_column_without_a_name_is_named_before_training(tmp_path):
+    put(tmp_path / "sample_submission.csv", ["", "id", "label"], ["0", "a", "1"])
+    with pytest.raises(DataError, match="a column without a name, as pandas writes its index"):
+        sample_beside(tmp_path)
 
 
 @pytest.mark.parametrize(

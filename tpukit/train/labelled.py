@@ -19,6 +19,7 @@ from tpukit.io.tables import (
     read_table,
     table_file,
 )
+from tpukit.train.submission import require_names
 from tpukit.train.target import (
     FOLD_NAMES,
     LABEL_NAMES,
@@ -177,10 +178,14 @@ def column_of(table: Table, setting: str, name: str) -> list[str]:
 def sample_beside(folder: Path, named: str | None = None) -> Table | None:
     """The sample submission of a data folder: the one that is named, or looks like one."""
     if named is not None:
-        return None if named == NO_SAMPLE else read_table(folder / named)
-    likely = (path for path in folder.glob("*") if is_table_name(path))
-    path = min((p for p in likely if p.name.lower().startswith(SAMPLE_NAMES)), default=None)
-    return None if path is None else read_table(path)
+        path = None if named == NO_SAMPLE else folder / named
+    else:
+        likely = (path for path in folder.glob("*") if is_table_name(path))
+        path = min((p for p in likely if p.name.lower().startswith(SAMPLE_NAMES)), default=None)
+    sample = None if path is None else read_table(path)
+    if sample is not None:
+        require_names(sample)
+    return sample
 
 
 def columns_of_tests(folder: Path) -> list[str]:

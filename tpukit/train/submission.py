@@ -60,6 +60,15 @@ class Form(NamedTuple):
     """The classes as the sample writes them."""
 
 
+def require_names(sample: Table) -> None:
+    """Raises DataError for a sample submission one of whose columns has no name."""
+    if "" in map(plain_name, sample.columns):
+        raise DataError(
+            f"{sample.path} has a column without a name, as pandas writes its index.",
+            "Remove it: a sample has the ids and what is to be predicted.",
+        )
+
+
 def form_of(
     target: Target, sample: Table | None, id_column: str, *, probabilities: bool = False
 ) -> Form:
@@ -75,6 +84,7 @@ def form_of(
             return Form(shown or columns, shown)
         return Form(target.predicted, target.predicted, target.kind == "score")
     columns = tuple(n for n in map(plain_name, sample.columns) if n != plain_name(id_column))
+    require_names(sample)
     for name in (name for name in columns if name in target.others):
         raise DataError(
             f"{sample.path} asks for {name}; the run has learned {', '.join(target.columns)}.",
