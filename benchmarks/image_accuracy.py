@@ -67,7 +67,7 @@ def timms(script: Path, data: Path, folder: Path, seed: int, epochs: int) -> dic
          "--model", MODEL, "--num-classes", "8", "--img-size", str(SIDE), "-b", str(BATCH),
          "--opt", "adamw", "--lr", str(LR), "--weight-decay", str(DECAY), "--sched", "cosine",
          "--sched-on-updates", "--epochs", str(epochs), "--warmup-epochs", "1",
-         "--smoothing", str(SMOOTHING), "--scale", str(CROP), "1.0", "--crop-pct", "1.0",
+         "--smoothing", str(SMOOTHING), "--scale", str(CROP), "1.0",
          "--no-prefetcher", "--device", "cpu", "-j", "2", "--seed", str(seed),
          "--output", "timm", "--experiment", "run", "--checkpoint-hist", "1"],
         folder,
