@@ -73,7 +73,8 @@ def named_metrics(
                 " probabilities, or numbers.",
             )
     rows = one_row_each(rows)
-    return {each.name: measured(each, *(rows[row] for row in ROWS), target) for each in names}
+    true, predicted = ROWS
+    return {each.name: measured(each, rows[true], rows[predicted], target) for each in names}
 
 
 def one_row_each(rows: Mapping[str, Array]) -> dict[str, Array]:
