@@ -70,21 +70,22 @@ def predict(
     groups = [_runs_of_folds(folder, output.text) for folder in folders]
     shares = given.shares(len(groups)) or [1.0] * len(groups)
     cuts = _fitted_cuts(folders, groups, shares, output.text)
-    paths, counts = [path for group in groups for path in group], [*map(len, groups)]
+    paths = [path for group in groups for path in group]
     trained, *others = (open_trained(path, output.text, task.task, settings) for path in paths)
-    use = prediction(trained, given, own, others, cuts, counts)
+    weights = [share / len(each) for share, each in zip(shares, groups, strict=True) for _ in each]
+    use = prediction(trained, given, own, others, cuts, weights)
     use_in_all_ranks(trained, use, chosen, kind, output)
 
 
 def prediction(
     trained: TrainedTask, options: PredictionOptions, own: Given,
     others: Sequence[TrainedTask] = (), cuts: Sequence[float] | None = None,
-    counts: Sequence[int] | None = None,
+    weights: Sequence[float] | None = None,
 ) -> Use:  # fmt: skip
     """What `predict` does with the model of a run, averaged with others where there are any.
 
-    own: options that the task declares; cuts: fitted out of fold, of a folder of folds; counts:
-    numbers of runs that count as one (default: each alone).
+    own: options that the task declares; cuts: fitted out of fold, of a folder of folds; weights:
+    of each run in the mean (default: the options').
 
     Raises what is known before a device is opened.
     """
@@ -101,9 +102,7 @@ def prediction(
             f"--out {name}: predictions are written as CSV.", f"--out {name.partition('.')[0]}.csv"
         )
     requests = [_request(each, here, own) for each in runs]
-    counts = counts or [1] * len(runs)
-    shares = options.shares(len(counts)) or [1.0] * len(counts)
-    weights = [s / count for s, count in zip(shares, counts, strict=True) for _ in range(count)]
+    weights = weights or options.shares(len(runs))
     if others:
         _require_averaged(runs)
     sample = None if here.sample_submission is None else read_table(here.sample_submission)
@@ -195,7 +194,10 @@ def _fitted_cuts(
     name = next(iter(found["metrics"]))
     score, cuts, cut_score = blended(groups, shares, name)
     if score is None:
-        log(f"Out of fold the mean has no {name}: the runs held out other samples.")
+        log(
+            f"Out of fold the mean has no {name}: the runs held out other samples, or it is a"
+            " function of your own."
+        )
         return None
     cut = "" if cuts is None else f", with cut points fitted to it {cut_score:.4f}"
     log(f"Out of fold the mean of {len(folders)} has {name} {score:.4f}{cut}.")

@@ -179,13 +179,14 @@ def blended(
     """Of the weighted mean of what several runs' folds predict of the same samples: the metric, the
     cut points fitted to it, and the metric with these; None where the samples are not the same, or
     the metric is a user's function."""
+    if not (name in LARGEST or name in LEAST or RANKED.fullmatch(name)):
+        return None, None, None
     wholes = [together([read_held_out(fold) for fold in folds]) for folds in runs]
     first, total = wholes[0], np.zeros_like(wholes[0].predicted)
-    is_known = name in LARGEST or name in LEAST or RANKED.fullmatch(name)
     for whole, share in zip(wholes, shares, strict=True):
         rows = {sample: row for row, sample in enumerate(whole.ids)}
         same = rows.keys() == {*first.ids} and len(rows) == len(whole.ids) == len(first.ids)
-        if not is_known or not same or whole.target.predicted != first.target.predicted:
+        if not same or whole.target.predicted != first.target.predicted:
             return None, None, None
         total += share / sum(shares) * whole.predicted[[rows[sample] for sample in first.ids]]
     mean, (metric,) = first._replace(predicted=total), parse_metrics(name)

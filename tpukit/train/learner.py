@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AfterStep, Backend, Batch
@@ -31,11 +30,6 @@ from tpukit.train.user_code import place_of
 
 MOST_SUMS = 16
 """Length of the device's vector of sums: fixed, so that the first step's graph is every step's."""
-
-
-ALIKE = 1e-5
-"""Largest difference of two ranks' sums over the same values, as a part of their norm: other
-hardware, and other numbers of threads, add up in another order."""
 
 
 class BatchSums:
@@ -469,30 +463,9 @@ class Learner:
         parameters = self.optimizer_state.parameters.items()
         return [name for name, p in parameters if p.grad is not None and id(p) not in known]
 
-    @torch.no_grad()
-    def parted(self) -> list[str]:
-        """Parameters that the ranks hold other values of; every rank must call it."""
-        named = self.optimizer_state.parameters.items()
-        held = {n: p for n, p in named if not isinstance(p, DTensor) and p.numel()}
-        if self.backend.world_size == 1 or not held:
-            return []
-        sums = torch.stack([_sum_and_norm(parameter) for parameter in held.values()])
-        own = self.backend.to_host({"sums": torch.stack([sums, -sums])})["sums"]
-        most = self.backend.agree(own.flatten().tolist())()
-        largest, least = torch.tensor(most).view_as(own) * torch.tensor([1, -1]).view(2, 1, 1)
-        differs = (largest - least).sum(1) > ALIKE * largest[:, 1]
-        return [name for name, parted in zip(held, differs.tolist(), strict=True) if parted]
-
     def model_tensors(self, *, frozen: bool = True) -> dict[str, Tensor]:
         """The tensors of the module's state dict."""
         return tensors_of(self.backend.unwrap(self.model), frozen=frozen)
-
-
-def _sum_and_norm(parameter: Tensor) -> Tensor:
-    """(2,), in fp32."""
-    values = torch.view_as_real(parameter) if parameter.is_complex() else parameter
-    values = values.float()
-    return torch.stack([values.sum(), values.norm()])
 
 
 def _fresh_norms(device: torch.device) -> Tensor:

@@ -22,6 +22,7 @@ from tpukit.train.learner import BadStep, Learner, StepMetrics
 from tpukit.train.non_finite import non_finite_step
 from tpukit.train.plan import RunPlan
 from tpukit.train.python_watch import PythonWatch
+from tpukit.train.replicas import parted
 from tpukit.train.run_log import RunLog
 
 SHOWN_SECONDS = 3.0
@@ -174,7 +175,7 @@ class RunMonitor:
         it."""
         if self._parted:
             return
-        self._parted = self.learner.parted()
+        self._parted = parted(self.learner.optimizer_state.parameters, self.backend)
         if self._parted and self.log:
             self.log.text(
                 f"Warning: ranks hold other values of {_shown(self._parted)}: a forward pass writes"
