@@ -83,8 +83,15 @@ def build(entry: Entry) -> nn.Module:
     model = BUILDERS[entry.library](entry)
     for name, _ in list(model.named_modules()):
         if any(fnmatchcase(name, pattern) for pattern in entry.cut):
-            model.set_submodule(name, nn.Identity())
+            model.set_submodule(name, LeftOut())
     return model
+
+
+class LeftOut(nn.Identity):
+    """Hands on the first input of a block that takes several."""
+
+    def forward(self, input: Tensor, *others: Tensor) -> Tensor:
+        return input
 
 
 def _timm(entry: Entry) -> nn.Module:
