@@ -204,6 +204,12 @@ class Drawing(OPTIM.SGD):
         return super().step()
 
 
+def scheduled(groups):
+    optimizer = OPTIM.SGD(groups, RATE)
+    OPTIM.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=4)
+    return optimizer
+
+
 class Rateless(torch.optim.Optimizer):
     """Finds its rate itself."""
 
@@ -228,6 +234,7 @@ REFUSED = {
         lambda groups: OPTIM.AdamW(groups, RATE, weight_decay=0.3),
         "weight_decay=0.3 of AdamW has no effect",
     ),
+    "scheduler": (scheduled, "has a scheduler of torch for SGD"),
     "object": (lambda groups: Drawing(groups, RATE), "Drawing keeps a Random as draws/0"),
 }
 
@@ -238,6 +245,14 @@ def test_what_cannot_be_stepped_or_kept_is_refused_with_the_reason(train, name):
     with pytest.raises(UsageError, match=reason) as caught:
         train(optimizing(make))
     assert caught.value.hint
+
+
+def test_a_scheduler_that_the_task_keeps_is_refused(train):
+    """This one leaves the optimizer's `step` alone."""
+    task = optimizing(MAKERS["SGD"])
+    task.kept = OPTIM.lr_scheduler.ReduceLROnPlateau(OPTIM.SGD(torch.nn.Linear(2, 2).parameters()))
+    with pytest.raises(UsageError, match="has a scheduler of torch for SGD"):
+        train(task)
 
 
 class Sharpness(OPTIM.SGD):
@@ -571,6 +586,62 @@ def test_the_rates_that_an_optimizer_is_built_with_are_the_peaks():
     learner.train_step([batch_of(task, 0)], RATE / 4)
     rates = [group["lr"] for group in learner.optimizer.param_groups]
     assert rates == pytest.approx([0.1 / 4, RATE / 4])
+
+
+def test_a_rate_that_is_a_tensor_is_each_groups_own():
+    """torch gives all groups the one that an optimizer was built with."""
+    found = []
+    for lr in (RATE, torch.tensor(RATE)):
+        task = optimizing(lambda groups, lr=lr: OPTIM.SGD(groups, lr=lr))
+        task.parameter_groups = lambda model, decay: [
+            ParameterGroup(model[0].parameters(), lr_scale=0.1),
+            ParameterGroup(model[-1].parameters()),
+        ]
+        learner = learner_of(task, lr=RATE)
+        learner.train_step([batch_of(task, 0)], RATE)
+        found.append(parameters(learner))
+    assert all(map(torch.equal, *found))
+
+
+class Weighing(Tiny):
+    """Learns the weight of its loss in a criterion, which is no part of the model; the network
+    beside it is not trained."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.criterion = torch.nn.Linear(1, 1)
+        self.others = [torch.nn.Linear(8, 8)]
+
+    def loss(self, model, batch):
+        with torch.no_grad():
+            batch = {**batch, "x": self.others[0](batch["x"])}
+        found = super().loss(model, batch)
+        return {"loss": self.criterion(found["loss"][:, None])[:, 0]}
+
+
+def test_parameters_outside_of_the_model_are_named(train):
+    _, _, lines = train(Weighing())
+    [warning] = [line for line in lines if "no part of the model" in line]
+    assert warning.startswith("Warning: Weighing.criterion got a gradient")
+
+
+class Sparse(Tiny):
+    """An embedding by torch's function."""
+
+    def build_model(self, ops):
+        model = super().build_model(ops)
+        model.table = torch.nn.Parameter(torch.ones(3, 8))
+        return model
+
+    def loss(self, model, batch):
+        words = torch.zeros(len(batch["x"]), dtype=torch.long)
+        x = batch["x"] + torch.nn.functional.embedding(words, model.table, sparse=True)
+        return super().loss(model, {**batch, "x": x})
+
+
+def test_a_sparse_gradient_is_named(train):
+    with pytest.raises(UsageError, match="the gradient of 'table' is sparse"):
+        train(Sparse())
 
 
 class Spectral(Tiny):

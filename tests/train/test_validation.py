@@ -77,6 +77,17 @@ def test_weights_that_a_pass_writes_to_are_put_back_after_a_validation(tmp_path,
     assert found[0] == found[1]
 
 
+def test_gradients_that_a_metric_switches_off_are_on_in_the_next_step(train):
+    task = Tiny()
+    task.validation_rows = lambda model, batch: {"x": batch["x"][:, 0]}
+    task.compute = lambda rows: {"one": float(torch.set_grad_enabled(False) is not None)}
+    try:
+        result, *_ = train(task)
+    finally:
+        torch.set_grad_enabled(True)
+    assert result.steps == 6
+
+
 class Ranked(Tiny):
     """Row i of a validation set scores i, and the last `positive` of its rows are positive."""
 

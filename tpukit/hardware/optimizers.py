@@ -264,6 +264,9 @@ def adopt(optimizer: Optimizer, settings: OptimizerSettings) -> None:
         # As torch's schedulers have it: a group's own rate is scaled by the schedule.
         ratio = float(group["lr"]) / settings.lr if settings.lr else 1.0
         group[PER_GROUP] = group.get(PER_GROUP, 1.0) * ratio
+        if isinstance(group["lr"], Tensor):
+            # The one that it was built with is that of all groups.
+            group["lr"] = group["lr"].detach().clone()
     if has_modes(optimizer):
         optimizer.train()  # type: ignore[attr-defined]
 

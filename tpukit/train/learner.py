@@ -17,7 +17,7 @@ from tpukit.hardware.modules import renormalized_weights
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import LossInputs
-from tpukit.train.module_state import tensors_of
+from tpukit.train.module_state import parameters_in, tensors_of
 from tpukit.train.optimizer import (
     EMA,
     build_optimizer,
@@ -240,7 +240,7 @@ class Learner:
             self.ema.follow()
         self.seed_draws()
         weight = self.ema.schedule.weight(self.steps_done + 1) if self.ema else 0.0
-        with errors_named(self.optimizer):
+        with errors_named(self.optimizer, self.optimizer_state.parameters):
             if not self.backend.run(self._step, batches, lr, weight):
                 return False
         self.steps_done += 1
@@ -361,7 +361,8 @@ class Learner:
         self.backend.finish()
         self.model.eval()
         try:
-            yield
+            with torch.set_grad_enabled(True):  # a metric's code may switch gradients off for good
+                yield
         finally:
             self.model.train()
             self._moved |= before.moved()
@@ -462,6 +463,19 @@ class Learner:
         known = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         parameters = self.optimizer_state.parameters.items()
         return [name for name, p in parameters if p.grad is not None and id(p) not in known]
+
+    def outside_of_model(self) -> list[str]:
+        """Attributes of the task with parameters that a step gave a gradient, and that are none of
+        the model's: a criterion's own."""
+        known = set(map(id, self.optimizer_state.parameters.values()))
+        return [
+            f"{type(self.task).__name__}.{name}"
+            for name, held in vars(self.task).items()
+            if any(
+                p.grad is not None and id(p) not in known
+                for p in (*parameters_in([held]), *parameters_in(held))
+            )
+        ]
 
     def model_tensors(self, *, frozen: bool = True) -> dict[str, Tensor]:
         """The tensors of the module's state dict."""

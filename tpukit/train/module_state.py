@@ -3,7 +3,7 @@
 import io
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,16 @@ def tensors_of(model: nn.Module, *, frozen: bool = True) -> dict[str, Tensor]:
         if frozen or value.requires_grad or not isinstance(value, nn.Parameter):
             found[name] = value
     return found
+
+
+def parameters_in(held: Any) -> Iterator[nn.Parameter]:
+    """The parameters in a list, tuple or dict of modules and parameters."""
+    values = held.values() if isinstance(held, dict) else held
+    for value in values if isinstance(held, dict | list | tuple) else ():
+        if isinstance(value, nn.Module):
+            yield from value.parameters()
+        elif isinstance(value, nn.Parameter):
+            yield value
 
 
 def others_of(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -166,6 +166,12 @@ class RunMonitor:
                 f" optimizer, they stay as they are: {_shown(names)}. Return them from"
                 " `parameter_groups`, or set requires_grad to False."
             )
+        if (names := self.learner.outside_of_model()) and self.log:
+            self.log.text(
+                f"Warning: {_shown(names)} got a gradient and is no part of the model: the engine"
+                " neither trains nor saves it. Have `build_model` return a module that has it, or"
+                " set requires_grad to False."
+            )
         self.recurring(f"First step: {format_duration(seconds)}.")
         if self._compiles:
             self.progress.restart(self.learner.steps_done)

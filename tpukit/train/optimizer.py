@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from tpukit.errors import ConfigError, TpukitError, UsageError
 from tpukit.hardware.backend import Average, Backend, OptimizerSettings, ParameterGroup
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.modules import exchange, persistent_buffers, running_statistics
-from tpukit.hardware.optimizers import has_modes, require_steppable
+from tpukit.hardware.optimizers import has_modes, require_steppable, steppers
 from tpukit.train.checks import expect
 from tpukit.train.config import EMAUpdates, TrainConfig
 from tpukit.train.module_state import load_weights
@@ -40,6 +41,7 @@ def build_optimizer(
     own = task.build_optimizer(groups, settings)
     if own is not None:
         require_steppable(own)
+        _require_no_scheduler(task, own)
     optimizer = backend.optimizer(groups, settings, own)
     known = {id(parameter) for parameter in backend.unwrap(model).parameters()}
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -54,12 +56,35 @@ def build_optimizer(
     return optimizer
 
 
+def _require_no_scheduler(task: Task, optimizer: Optimizer) -> None:
+    """Raises UsageError for a scheduler of torch: it sets rates when it is made, and is then
+    without effect."""
+    held = any(isinstance(value, LRScheduler) for value in vars(task).values())
+    if held or any(hasattr(each.step, "_wrapped_by_lr_sched") for each in steppers(optimizer)):
+        raise UsageError(
+            f"{type(task).__name__} has a scheduler of torch for {type(optimizer).__name__}, whose"
+            " rates the engine sets before each step.",
+            "Have the task's `learning_rate(step, total_steps, config)` return the rate of a step,"
+            " or use --set schedule=cosine.",
+            id="optimizer",
+        )
+
+
 @contextmanager
-def errors_named(optimizer: Optimizer) -> Iterator[None]:
-    """Names the optimizer in what a library's own raises in its step."""
+def errors_named(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> Iterator[None]:
+    """Names what a step cannot use: sparse gradients, and the optimizer in what a library's own
+    raises in its step."""
     try:
         yield
     except Exception as error:
+        grads = ((name, parameter.grad) for name, parameter in parameters.items())
+        if sparse := [name for name, grad in grads if grad is not None and grad.is_sparse]:
+            raise UsageError(
+                f"the gradient of {sparse[0]!r} is sparse: sparse gradients are neither reduced"
+                " over devices nor clipped.",
+                "Leave sparse=True out.",
+                id="task-value",
+            ) from error
         frames = (frame for frame, _ in walk_tb(error.__traceback__))
         within = any(frame.f_locals.get("self") is optimizer for frame in frames)
         if not within or isinstance(error, TpukitError) or is_out_of_memory(error):

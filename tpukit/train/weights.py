@@ -22,7 +22,7 @@ from tpukit.io.toml import has_form
 from tpukit.train.checkpoint import EXTRA_FILE, Checkpoint
 from tpukit.train.checks import expect, task_mistake
 from tpukit.train.config import TrainConfig
-from tpukit.train.module_state import load_weights, others_of, pack_state
+from tpukit.train.module_state import load_weights, others_of, pack_state, parameters_in
 from tpukit.train.run_folder import TrainedRun, open_run
 from tpukit.train.task import Datasets, Task, overrides
 
@@ -68,7 +68,7 @@ def _problems(model: nn.Module) -> Iterator[tuple[str, str]]:
             )
         # torch makes those of a recurrent layer anew.
         for key, held in () if isinstance(part, nn.RNNBase) else vars(part).items():
-            if any(p.requires_grad and id(p) not in known for p in _parameters_in(held)):
+            if any(p.requires_grad and id(p) not in known for p in parameters_in(held)):
                 yield (
                     f"whose {type(part).__name__}.{key} holds parameters in a"
                     f" {type(held).__name__}: there they are neither trained nor saved",
@@ -80,16 +80,6 @@ def _problems(model: nn.Module) -> Iterator[tuple[str, str]]:
                 f"whose {name!r} has no shape yet: a lazy module takes it from its first input",
                 "Call the model once in `build_model`, on zeros of a batch's shape.",
             )
-
-
-def _parameters_in(held: Any) -> Iterator[nn.Parameter]:
-    """The parameters in a list, tuple or dict of modules and parameters."""
-    values = held.values() if isinstance(held, dict) else held
-    for value in values if isinstance(held, dict | list | tuple) else ():
-        if isinstance(value, nn.Module):
-            yield from value.parameters()
-        elif isinstance(value, nn.Parameter):
-            yield value
 
 
 def _parts_in_eval_mode(module: nn.Module) -> Iterator[nn.Module]:
