@@ -125,6 +125,17 @@ def test_backward_is_the_engines(tmp_path, capsys):
     assert f"calls .backward() at {place}" in (tmp_path / "run" / "log.txt").read_text()
 
 
+def test_clearing_gradients_is_the_engines():
+    """It would take away those of the micro-batches before."""
+    task = mistaken_tasks.Clearing()
+    [warning] = code_warnings(task.loss, task.build_model(None))
+    place = f"{FILE}:{defining_line('Clearing.loss') + 1}"
+    assert (
+        warning == f"Warning: the loss calls .zero_grad() at {place}: leave it out, the engine"
+        " does it."
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "forward", "lines", "call"),
     [("OutputOnCpu", "ToCpu.forward", 1, ".cpu()"),

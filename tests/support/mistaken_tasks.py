@@ -385,3 +385,9 @@ class Backward(Sound):
         loss = super().loss(model, batch)["loss"].mean()
         loss.backward()
         return {"loss": loss}
+
+
+class Clearing(Sound):
+    def loss(self, model, batch):
+        model.zero_grad()
+        return super().loss(model, batch)

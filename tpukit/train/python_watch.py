@@ -44,7 +44,9 @@ class PythonWatch:
             return None
         # An entry of a list is the list's: another one is appended in each step.
         changes = (ENTRY.sub("", name) for name in self._before.changes(within=True))
-        self._changed.append(list(dict.fromkeys(changes)))
+        # torch's own globals are caches: that of `parametrize.cached()` is another one each time.
+        found = [name for name in changes if not name.startswith("torch.")]
+        self._changed.append(list(dict.fromkeys(found)))
         self._before = None
         if len(self._changed) < len(WATCHED_STEPS):
             return None

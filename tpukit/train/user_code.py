@@ -253,6 +253,7 @@ class StandardLibraryFirst(MetaPathFinder):
 
 # -- calls that cost or break a step -------------------------------------------------------------
 READS = ("item", "tolist", "numpy", "cpu")
+OF_THE_LOOP = ("backward", "zero_grad")
 ON_THE_HOST = ("shape", "dtype", "device", "ndim")
 """Attributes of a tensor that are printed without its values."""
 
@@ -262,7 +263,7 @@ def code_warnings(loss: Callable[..., object], model: nn.Module) -> Iterator[str
     forwards = {type(module).forward: None for module in model.modules()}
     for method, name in [(loss, "the loss"), *((f, f.__qualname__) for f in forwards)]:
         for place, call in _calls(method):
-            if call == ".backward()":
+            if call.strip(".()") in OF_THE_LOOP:
                 yield f"Warning: {name} calls {call} at {place}: leave it out, the engine does it."
             else:
                 yield (
@@ -285,7 +286,7 @@ def _calls(method: Callable[..., object]) -> Iterator[tuple[str, str]]:
 
 
 def _named_call(node: ast.Call) -> str | None:
-    if isinstance(node.func, ast.Attribute) and node.func.attr in (*READS, "backward"):
+    if isinstance(node.func, ast.Attribute) and node.func.attr in (*READS, *OF_THE_LOOP):
         return f".{node.func.attr}()"
     if isinstance(node.func, ast.Name) and node.func.id == "print":
         return "print" if any(map(_has_values, node.args)) else None
