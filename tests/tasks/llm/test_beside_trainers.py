@@ -29,6 +29,7 @@ MODELS = {
     "Gemma3": {**SIZE, "head_dim": 16, "sliding_window": 9,
                "layer_types": ["sliding_attention", "full_attention"]},
     "Mixtral": {**SIZE, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "OPT": {**SIZE, "ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from tpukit.tasks.llm.generation.continuous_batching import StreamingGenerator, 
 from tpukit.tasks.llm.generation.decoding import Decoding, Prompt, plan_generation
 from tpukit.tasks.llm.model.lean import LanguageModel
 from tpukit.tasks.llm.model.load import load_lm, shape_of
+from tpukit.tasks.llm.model.rows import rows_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -37,8 +38,18 @@ KINDS = {
         "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1,
     },
     "gpt_neox": {name: value for name, value in LLAMA.items() if name != "num_key_value_heads"},
+    "opt": {
+        "num_hidden_layers": 2, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48,
+        "num_attention_heads": 2, "max_position_embeddings": POSITIONS, "dropout": 0.0,
+    },
+    "gemma4_text": LLAMA | {
+        "sliding_window": 8, "global_head_dim": 16, "hidden_size_per_layer_input": 4,
+        "vocab_size_per_layer_input": VOCABULARY, "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
 }  # fmt: skip
-"""Windows, capped scores, experts, sinks, keys wider than values, half of a head rotated."""
+"""Windows, capped scores, experts, sinks, keys wider than values, half of a head rotated, a model
+within the model, layers that share keys and values."""
 
 
 def model_pair(kind, fields, ops):  # type: ignore[no-untyped-def]
@@ -51,7 +62,8 @@ def model_pair(kind, fields, ops):  # type: ignore[no-untyped-def]
     ).eval()
     lm = load_lm(shape_of(config, POSITIONS), torch.float32, drawn=False)
     lm.load_state_dict(theirs.state_dict())
-    return theirs, LanguageModel(lm, ops).eval()
+    last_at_wanted = rows_of(config).last_at_wanted
+    return theirs, LanguageModel(lm, ops, last_at_wanted=last_at_wanted).eval()
 
 
 @pytest.fixture

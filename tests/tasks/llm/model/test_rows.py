@@ -23,9 +23,28 @@ def of(kind: str, **fields):  # type: ignore[no-untyped-def]
     return rows_of(transformers.AutoConfig.for_model(kind, **fields))
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "qwen3", "gemma2", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["gpt2", "qwen3", "gemma2", "deepseek_v3", "gpt_oss", "opt"])
 def test_packed(kind):  # type: ignore[no-untyped-def]
     assert of(kind) == rows.Rows(packed=True)
+
+
+SHARED = {"num_hidden_layers": 7, "num_kv_shared_layers": 3}
+
+
+@pytest.mark.parametrize(("kind", "fields"), [
+    ("gemma4_text", {**SHARED, "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2
+                     + ["full_attention"]}),
+    ("gemma3", {}),
+])  # fmt: skip
+def test_a_small_copy_can_be_made(kind, fields):  # type: ignore[no-untyped-def]
+    """Layers that share keys, the last of a given kind; a vision tower."""
+    assert of(kind, **fields).packed
+
+
+def test_a_small_copy_scales_positions_as_its_model():  # type: ignore[no-untyped-def]
+    scaled = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+    config = transformers.AutoConfig.for_model("llama", rope_parameters=scaled)
+    assert rows.small(config).rope_parameters["rope_type"] == "yarn"
 
 
 @pytest.mark.parametrize("kind", ["phimoe", "mixtral"])
@@ -86,7 +105,7 @@ def test_small_copies_have_each_kind_of_layer():  # type: ignore[no-untyped-def]
         "gemma3_text", num_hidden_layers=12, layer_types=kinds * 2, sliding_window=512
     )
     made = rows.small(config)
-    assert set(made.layer_types) == {*kinds} and made.num_hidden_layers == 3
+    assert set(made.layer_types) == {*kinds} and made.num_hidden_layers == 4
     assert made.sliding_window < rows.LENGTH
     meta = transformers.AutoModelForCausalLM.from_config(made)
     assert isinstance(meta, nn.Module)

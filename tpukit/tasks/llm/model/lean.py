@@ -139,9 +139,8 @@ class LanguageModel(nn.Module):
         self.ops = ops
         self.reference: LanguageModel | None = None
         """A frozen copy of the model as it was at the start, where preferences are learned."""
-        # `base_model_prefix` does not name it in every release.
         self._is_own = lm.config._attn_implementation == ATTENTION
-        self._base = next(n for n, m in lm.named_children() if isinstance(m, PreTrainedModel))
+        self._base = base_of(lm)
         taken = inspect.signature(lm.get_submodule(self._base).forward).parameters
         self._cache_name = "cache" if "cache" in taken else "past_key_values"  # before 5.24
         if recompute:
@@ -233,6 +232,26 @@ class LanguageModel(nn.Module):
         logits = self.logits(x).float().flatten(0, 1)
         losses = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED, reduction="none")
         return losses.view(labels.shape)
+
+
+def base_of(lm: PreTrainedModel) -> str:
+    """The name of the model whose hidden states a causal model projects onto the vocabulary.
+
+    `base_model_prefix` does not name it in every release. Where a base only holds another, as in
+    OPT and BART, the causal model calls the inner one itself.
+    """
+    found = [name for name, part in lm.named_children() if isinstance(part, PreTrainedModel)][:1]
+    while True:
+        outer = lm.get_submodule(".".join(found))
+        held = {id(weight) for weight in outer.parameters()}
+        inner = [
+            name
+            for name, part in outer.named_children()
+            if isinstance(part, PreTrainedModel) and held == {id(p) for p in part.parameters()}
+        ]
+        if not inner:
+            return ".".join(found)
+        found += inner
 
 
 def gather_positions(x: Tensor, wanted: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ LENGTH, CUT, VOCABULARY = 40, 17, 61
 """A row of two samples: its length, where the second one begins, and the tokens there are."""
 WITHIN = 1e-4
 """Difference that is rounding, as a part of the largest logit."""
-MOST_PARAMETERS = 4e6
+MOST_PARAMETERS = 128e6
 """Parameters that a small copy may have: it is made at the start of a run."""
-COUNT = 3
+COUNT = 4
 """Layers of the small copy."""
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 SMALL: Mapping[str, Any] = {
@@ -38,15 +38,18 @@ SMALL: Mapping[str, Any] = {
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "num_experts",
                      "decoder_attention_heads", "num_local_experts", "n_routed_experts",
                      "moe_num_experts"), 4),
-    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "num_experts_per_tok", "moe_k"), 2),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "num_experts_per_tok",
+                     "num_experts_per_token", "moe_k"), 2),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "q_lora_rank",
                      "kv_lora_rank"), 16),
     **dict.fromkeys(("head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
-                     "rotary_dim", "d_kv"), 8),
+                     "rotary_dim", "d_kv", "hidden_size_per_layer_input", "mamba_n_heads",
+                     "mamba_d_head"), 8),
     **dict.fromkeys(("n_positions", "max_position_embeddings"), 128),
     **dict.fromkeys(("n_group", "topk_group"), 1),
-    "vocab_size": VOCABULARY, "sliding_window": 9, "encoder_layers": 1, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.2,
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
+    "sliding_window": 9, "encoder_layers": 1, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "initializer_range": 0.2, "expand": 1, "mamba_expand": 2, "mamba_d_ssm": 64,
 }  # fmt: skip
 """Sizes of the small copy, by the names that configurations have for them."""
 
@@ -112,10 +115,13 @@ def _shrunk(fields: dict[str, Any]) -> dict[str, Any]:
     count = next((fields[name] for name in LAYERS if name in fields), None)
     kinds = fields.get("layer_types") or []
     first = [n for n, kind in enumerate(kinds) if kind not in kinds[:n]] or list(range(COUNT))
-    kept = (first * COUNT)[:COUNT]
+    first.sort(key=lambda n: bool(kinds) and kinds[n] == kinds[-1])
+    kept = (first * COUNT)[-COUNT:]
     for name, value in fields.items():
         if name in SMALL and (value is not None or name in NEEDED):
             made[name] = SMALL[name]
+        elif name == "num_kv_shared_layers" and value:  # the last ones, by their kind
+            made[name] = COUNT // 2
         elif "jitter" in name and value:  # noise of the routing in training, which mixes nothing
             made[name] = 0.0
         elif name.startswith("rope_") and isinstance(value, dict):
@@ -125,7 +131,7 @@ def _shrunk(fields: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, dict) and value and all(str(n).isdigit() for n in value):
             of_layer = {int(n): settings for n, settings in value.items()}
             made[name] = {n: of_layer[k] for n, k in enumerate(kept) if k in of_layer}
-        elif name == "text_config" and isinstance(value, dict):
+        elif isinstance(value, dict) and value.keys() & {*LAYERS}:  # of texts, of images
             made[name] = _shrunk(value)
     for name in ("num_key_value_heads", "num_kv_heads"):
         if name in fields and fields[name] == fields.get("num_attention_heads"):
@@ -137,6 +143,8 @@ def _unscaled(rope: dict[str, Any]) -> dict[str, Any]:
     """Rotary positions without the lists of factors that belong to a head's width."""
     if any(isinstance(value, dict) for value in rope.values()):
         return {name: _unscaled(value) for name, value in rope.items()}
+    if not any(isinstance(value, list) for value in rope.values()):
+        return rope
     kept = ("rope_theta", "partial_rotary_factor")
     return {"rope_type": "default", **{name: rope[name] for name in kept if name in rope}}
 
