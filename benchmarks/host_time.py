@@ -45,7 +45,7 @@ class Model:
 
 MODELS = {
     "EIT published": Model(
-        "eit", {"size": "published"}, {"width": 64, "heads": 16}
+        "eit", {"size": "published"}, {"width": 64, "heads": 16, "image_side": 64}
     ),
     "GPT-2 124M": Model(
         "llm", {"model": "12x12x768", "block_size": 64}, {"model": "12x12x48"}
@@ -94,15 +94,13 @@ def task_of(model: Model, width: str) -> Any:
     from tpukit.registry.classes import load_task
     from tpukit.train.task import for_probing
 
-    settings = {**model.full, **(model.narrow if width == "narrow" else {})}
-    if model.task != "eit" or width == "full":
-        return for_probing(load_task(model.task, settings, "/nonexistent"))
-    from tpukit.tasks.eit.model.network import SIZES, Network
+    narrow = model.narrow if width == "narrow" else {}
+    if model.task != "eit":
+        return for_probing(load_task(model.task, {**model.full, **narrow}, "/nonexistent"))
+    from tpukit.tasks.eit.model.network import SIZES
 
-    task = load_task("eit", model.full, "/nonexistent")
-    task.shape = dataclasses.replace(SIZES["published"], **model.narrow)
-    task.build_model = lambda ops: Network(task.shape, ops)
-    return task
+    SIZES["published"] = dataclasses.replace(SIZES["published"], **narrow)
+    return for_probing(load_task("eit", model.full, "/nonexistent"))
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
