@@ -307,7 +307,7 @@ def write_submission(
             zip([key, *ids], [form.columns, *texts], strict=True)]  # fmt: skip
     with writing_errors(out.parent):
         write_csv(out, rows)
-    for note in found.notes:
+    for note in dict.fromkeys(found.notes):
         log(note)
     log(f"{len(ids)} rows in {out}: {what_is_written(target, form, cuts)}")
     damaged = list(compress(ids, missing))

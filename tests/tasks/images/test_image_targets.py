@@ -18,8 +18,11 @@ from timm.data import create_transform, resolve_data_config
 from timm.loss import AsymmetricLossMultiLabel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from tpukit.errors import DataError
+from tpukit.io.tables import read_table
 from tpukit.registry.declared import find_source
-from tpukit.train.features import TableFeatures
+from tpukit.tasks.images.predict import _texts_by_id
+from tpukit.train.features import TableFeatures, WithFeatures
 from tpukit.train.target import Target
 from tpukit.train.target_loss import TargetLoss, balanced_weights
 
@@ -96,6 +99,32 @@ def test_features_are_standardised_and_what_is_new_is_none():
     found = TableFeatures.from_json(TableFeatures.fitted(rows).to_json())
     assert found.values(rows[2]).tolist() == pytest.approx([2 / np.std([1, 3, 5]), 1])
     assert found.values({"age": "", "kind": "new"}).tolist() == [0, 0]
+
+
+def test_features_of_missing_constant_and_new_values():
+    """NA among numbers is a missing one, a column of one value nothing (its deviation, which is
+    2.8e-17 for 0.1, divided what was new), and a new category the mean of the known ones."""
+    texts = [("1", "0.1", "a"), ("NA", "0.1", "b"), ("5", "0.1", "a"), ("9", "0.1", "b")] * 3
+    rows = [dict(zip(("age", "same", "kind"), row, strict=True)) for row in texts]
+    found = TableFeatures.fitted(rows)
+    assert found.numbers == {"age": (5, pytest.approx(np.std([1, 5, 9])))}
+    assert found.categories == {"kind": ("a", "b")}
+    with pytest.raises(DataError, match="'old' is no number"):
+        found.values({"age": "old", "kind": "a"})
+    new = {"age": "nan", "kind": "c"}
+    assert len([*found.unseen([rows[0], new])]) == 1 and not [*found.unseen(rows)]
+    model = WithFeatures(torch.nn.Identity(), 2, found, 1)
+    beside = [found.values({**new, "kind": kind}).tolist() for kind in ("a", "b", "c")]
+    a, b, c = model(torch.ones(3, 2), torch.tensor(beside)).flatten().tolist()
+    assert c == pytest.approx((a + b) / 2, abs=1e-6)
+
+
+def test_rows_of_one_id_have_their_own_features(tmp_path):
+    """All of them had the last one's."""
+    (tmp_path / "test.csv").write_text("id,age\nx,1\nx,3\ny,5\n")
+    found = TableFeatures({"age": (3.0, 1.0)}, {})
+    rows = _texts_by_id(read_table(tmp_path / "test.csv"), found, "id", ["y", "x", "x", "y"])
+    assert [row["age"] for row in rows] == ["5", "1", "3", "5"]
 
 
 def train(folder, run, *more):

@@ -16,7 +16,7 @@ from tpukit.tasks.images.training import ImageTraining
 from tpukit.train.features import TableFeatures
 from tpukit.train.labelled import id_column_of, table_with_rows
 from tpukit.train.requests import PredictionRequest
-from tpukit.train.submission import Predictions, form_of, neutral_row
+from tpukit.train.submission import Predictions, form_of, neutral_row, rows_by_id
 from tpukit.train.target import Target
 
 
@@ -55,16 +55,18 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> tuple[Labell
 def _texts_by_id(
     table: Table, features: TableFeatures, id_column: str, ids: Sequence[str]
 ) -> list[Mapping[str, str]]:
-    """The features of each id. Raises DataError for an id that the table lacks."""
-    texts = dict(zip(map(plain_name, table.column(id_column)),
-                     listing.texts_of(table, features.columns), strict=True))  # fmt: skip
-    if missing := [name for name in ids if plain_name(name) not in texts]:
+    """The features of each id, of rows with one id in their order. Raises DataError for an id that
+    the table lacks."""
+    texts = [*listing.texts_of(table, features.columns)]
+    places = rows_by_id(table.column(id_column))
+    if missing := [name for name in ids if plain_name(name) not in places]:
         raise DataError(
             f"{table.path} has no row of {id_column} {missing[0]!r}, whose"
             f" {', '.join(features.columns[:3])} the model sees.",
             "Name the table with --test-csv FILE.",
         )
-    return [texts[plain_name(name)] for name in ids]
+    found = (places[plain_name(name)] for name in ids)
+    return [texts[rows.popleft() if len(rows) > 1 else rows[0]] for rows in found]
 
 
 def learned(task: ImageTraining) -> Target:
@@ -80,6 +82,8 @@ def check_images(task: ImageTraining, request: PredictionRequest) -> None:
     neutral_row(learned(task), task.settings.damaged_row)
     sample = request.sample_submission and read_table(request.sample_submission)
     form_of(learned(task), sample or None, id_column, probabilities=task.settings.probabilities)
+    if task.beside is not None:
+        task.beside.require(found.texts)
     if task.settings.damaged == "stop":
         check_headers(found.files, values=task.values)
 
@@ -92,4 +96,5 @@ def predicted_images(
     return Predictions(
         images.ids, predictions_of(task, model, backend, images), images.target, id_column,
         task.settings.damaged_row, task.settings.probabilities,
+        [*task.beside.unseen(images.texts)] if task.beside else [],
     )  # fmt: skip

@@ -110,6 +110,10 @@ class ImageTraining(Task):
         )  # fmt: skip
         if self.beside is None and train.texts:
             self.beside = TableFeatures.fitted(train.texts)
+            if is_first_rank():
+                print(f"Beside the image: {self.beside}.", file=sys.stderr, flush=True)
+        if self.beside is not None:
+            self.beside.require([*train.texts, *valid.texts])
         _ = self.criterion  # a loss that does not fit ends here
         return Datasets(
             self.samples(train, augment=True),
