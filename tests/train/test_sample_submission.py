@@ -86,6 +86,14 @@ def test_classes_are_written_as_the_sample_writes_them(tmp_path, classes, sample
     assert rows == [["label", "id"], [written[1], "y"], [written[0], "x"]]
 
 
+def test_small_predictions_keep_their_digits(tmp_path):
+    """Eight digits behind the point were those of a probability near 1: 1e-9 became 0."""
+    target, out = Target("number", ("y",)), tmp_path / "s.csv"
+    values = np.array([[1.25e-9], [-3.5e-12], [1234567.25]])
+    write_submission(Predictions(["a", "b", "c"], values, target), out, None, print)
+    assert [float(v) for v in read_table(out).column("y")] == values[:, 0].tolist()
+
+
 def test_images_of_eit_have_no_sample():
     request = PredictionRequest(None, sample_submission="sample.csv")
     with pytest.raises(ConfigError, match="--sample-submission: images are no table"):

@@ -105,6 +105,7 @@ def test_the_files_of_a_competition_are_found(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "refused"),
     [({"price": [f"{900 + 977 * row:,}" for row in ROWS]}, "the comma of '1,877' separates"),
+     ({"when": [1_700_000_000.5 + row for row in ROWS]}, "when deviates by 17.3 .*are 128 apart"),
      ({"label": ["1.0" if row == 7 else row % 3 for row in ROWS]}, "'1' and '1.0' are one"),
      ({"label": ["NaN" if row == 7 else row % 3 for row in ROWS]}, "row 8 .*'NaN' among numbers")],
 )  # fmt: skip

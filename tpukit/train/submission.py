@@ -16,7 +16,8 @@ from tpukit.io.tables import Table, column_place, plain_name, read_table, write_
 from tpukit.train.target import Target, as_number
 
 DEFAULT_OUT = Path("submission.csv")
-ROUNDING = 8
+DIGITS = 10
+"""Of a written prediction; those behind the point would leave none of 1e-9."""
 NEUTRAL = ("frequencies", "uniform")
 """Kinds of rows for samples without a prediction."""
 TRUTHS = {"true": 1.0, "false": 0.0}
@@ -291,9 +292,7 @@ def write_submission(
         places = [target.predicted.index(name) for name in form.shown]
         if form.whole:
             values = decided(target, values, cuts)
-            texts = [[f"{row[i]:g}" for i in places] for row in values]
-        else:
-            texts = [[f"{row[i]:.{ROUNDING}f}" for i in places] for row in values]
+        texts = [[f"{row[i]:.{DIGITS}g}" for i in places] for row in values]
     else:
         best = values.argmax(1)[:, None]
         if form.ranked > 1:

@@ -48,6 +48,8 @@ DEFAULT_METRICS: Mapping[Kind, str] = {
     "score": "qwk,rmse",
 }  # fmt: skip
 """What is said of predictions where no metric is asked for."""
+FEWEST_PARTS = 100
+"""Float32's distances between two numbers, to a column's standard deviation."""
 SHOWN = 3
 """Names in a message."""
 
@@ -444,6 +446,8 @@ def _require_fit(
                 f"{table.path}: every {column} is {min(values)}.",
                 "Name another: --set columns=NAME",
             )
+        if kind == "number":
+            _require_resolved(table, column)
     if sample is None or kind == "class" or name not in wanted:
         return
     texts = {text for text in sample.column(name) if as_number(text) is None and text.strip()}
@@ -452,6 +456,18 @@ def _require_fit(
             f"{sample.path.name} has {min(texts)!r} in {name}; the table's values there are"
             f" {'0 and 1' if kind == 'labels' else 'numbers'}.",
             "Give the sample submission of this table: --set sample_submission=FILE, or none.",
+        )
+
+
+def _require_resolved(table: Table, name: str) -> None:
+    """Raises DataError for numbers that float32, which models compute in, does not tell apart."""
+    numbers = np.array([as_number(text) for text in table.column(name)], np.float64)
+    apart = float(np.spacing(np.float32(abs(numbers).max())))
+    if numbers.std() < FEWEST_PARTS * apart:
+        raise DataError(
+            f"{table.path}: {name} deviates by {numbers.std():.3g} from {numbers.mean():.8g}, where"
+            f" neighbouring numbers of float32 are {apart:.3g} apart.",
+            f"Train on {name} less {numbers.mean():.3g}, and add that to the predictions.",
         )
 
 

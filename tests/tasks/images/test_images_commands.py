@@ -30,7 +30,7 @@ SIZES = ["--set", "model=test_convnext", "--set", "image_size=32", "--set", "mix
          "--set", "cutmix=1.0", "--set", "layer_decay=0.9",
          # Adam divides by its own gradients: a bias that starts at 0 would follow their rounding.
          "--set", "optimizer=sgd", "--lr", "0.05"]  # fmt: skip
-SECOND = ["0.75000000", "0.12500000"]
+SECOND = ["0.75", "0.125"]
 """What `test_a_sample_of_one_column_has_what_its_values_are` predicts for the second class."""
 XLA = {**VIRTUAL_TPU, "CPU_NUM_DEVICES": "2"}
 
@@ -172,7 +172,7 @@ def test_a_sample_with_a_column_for_each_class_gets_probabilities(shapes, traine
      ("label", ("0", "0.5"), {}, SECOND, "the probability of class 'b'"),
      ("label", ("a", "b"), {"probabilities": True}, SECOND, "the probability of class 'b'"),
      ("b", ("0.5", "0.5"), {}, SECOND, "b is the probability of class 'b'"),
-     ("a", ("0.5", "0.5"), {}, ["0.25000000", "0.87500000"], "a is the probability of class 'a'"),
+     ("a", ("0.5", "0.5"), {}, ["0.25", "0.875"], "a is the probability of class 'a'"),
      ("label", ("a", "a"), {}, ["b", "a"], "label is the class"),
      ("label", ("0", "0"), {}, ["b", "a"], "the class (a, b, ...); the sample has '0', no class")],
 )  # fmt: skip
