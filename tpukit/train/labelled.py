@@ -216,8 +216,8 @@ def features_of(found: LabelledTable, settings: TableSettings, features: str | N
     return names
 
 
-def unused_folds(table: Table, target: Target, settings: TableSettings) -> Iterator[str]:
-    """A line about a column of folds that is not used."""
+def remarks_on_parts(table: Table, target: Target, settings: TableSettings) -> Iterator[str]:
+    """Lines about a column of folds that is not used, and rows without a group."""
     names = map(plain_name, table.columns)
     folds = [n for n in names if n.lower() in FOLD_NAMES and n not in target.columns]
     if folds and settings.fold is None and settings.group_column is None:
@@ -225,6 +225,10 @@ def unused_folds(table: Table, target: Target, settings: TableSettings) -> Itera
             f"The table's column {folds[0]} is not used; to validate on one of its folds:"
             f" --set fold_column={folds[0]} --set fold=0"
         )
+    if (column := settings.group_column) is not None:
+        groups = _group_names(table, column)
+        if count := groups.count(None):
+            yield f"{count} of {len(groups)} rows have no {column}: each is a group of its own."
 
 
 # -- the part for validation ---------------------------------------------------------------------
@@ -242,10 +246,17 @@ def validation_rows_of(
         values = column_of(table, "fold_column", column)
         return _of_fold(table.path, column, values, settings.fold)
     if settings.group_column is not None:
-        groups = column_of(table, "group_column", settings.group_column)
+        names = _group_names(table, settings.group_column)
+        groups = [name or f"{own}\n" for name, own in zip(names, groups, strict=True)]
     return split_rows(
         strata, groups, fold=settings.fold, folds=settings.folds, fraction=settings.valid_fraction
     )
+
+
+def _group_names(table: Table, column: str) -> list[str | None]:
+    """The group of each row; None where the column has none."""
+    names = map(str.strip, column_of(table, "group_column", column))
+    return [None if name.lower() in ("", "nan") else name for name in names]
 
 
 def split_rows(

@@ -1,5 +1,7 @@
 """Which images and classes are found, and what is said where something is missing."""
 
+import re
+
 import pytest
 from PIL import Image
 
@@ -323,6 +325,18 @@ def test_a_group_is_in_one_part_alone(table, fraction):
     counts = [valid.labels.count(k) for k in range(3)]
     assert max(abs(counts[k] - fraction * (10, 20, 30)[k]) for k in range(3)) <= 3
     assert find(table, group_column="patient", valid_fraction=fraction) == (train, valid)
+
+
+def test_rows_without_a_group_are_not_one_group(table):
+    """All of them would be in one part: 40 of 60 rows here."""
+    lines = (table / "train.csv").read_text().splitlines()
+    nan = [re.sub(r"p\d+", "nan", line) if n % 3 else line for n, line in enumerate(lines)]
+    (table / "train.csv").write_text("\n".join([lines[0], *nan[1:]]))
+    parts = [numbers(find(table, group_column="patient", folds=5, fold=n)[1]) for n in range(5)]
+    assert sum(map(len, parts)) == 60 and max(map(len, parts)) <= 14
+    config = ImagesConfig(data_path=str(table), group_column="patient")
+    told = [*remarks(config, find(table)[0])][-1]
+    assert told == "40 of 60 rows have no patient: each is a group of its own."
 
 
 def test_folds_and_groups_need_a_table(tmp_path):

@@ -34,10 +34,10 @@ from tpukit.train.labelled import (
     LabelledTable,
     columns_of_tests,
     labelled,
+    remarks_on_parts,
     sample_beside,
     table_with_rows,
     training_table,
-    unused_folds,
     validation_rows_of,
 )
 from tpukit.train.metrics import mean_by_sample
@@ -213,7 +213,7 @@ class TextTask(Task):
             parts[0] = [[*a, *b] for a, b in zip(texts, further, strict=True)], np.concatenate(both)
         _ = self.criterion  # a loss that does not fit ends here
         if is_first_rank():
-            for remark in (self._remark(), *unused_folds(table, found.target, self._data)):
+            for remark in (self._remark(), *remarks_on_parts(table, found.target, self._data)):
                 print(remark, file=sys.stderr, flush=True)
         weights = self._weights(parts[0][1])
         train = tokenised(self.tokenizer, *parts[0], self.settings, weights)

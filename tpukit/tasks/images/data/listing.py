@@ -28,9 +28,9 @@ from tpukit.train.labelled import (
     LabelledTable,
     features_of,
     labelled,
+    remarks_on_parts,
     split_rows,
     training_table,
-    unused_folds,
     validation_rows_of,
 )
 from tpukit.train.pseudo import pseudo_labels, soft
@@ -240,7 +240,7 @@ def remarks(config: ImagesConfig, train: LabelledImages) -> Iterator[str]:
     if target.kind == "class" and are_numbers and len(train.classes) > MOST_SINGLE:
         name = target.columns[0]
         yield f"The values of {name} are numbers: each is learned as a class of its own."
-    yield from unused_folds(table, target, config)
+    yield from remarks_on_parts(table, target, config)
 
 
 def _existing(root: Path, names: Iterable[str]) -> Path | None:
