@@ -288,7 +288,7 @@ def fold_numbers(
     """
     import warnings
 
-    from sklearn.model_selection import KFold, StratifiedGroupKFold, StratifiedKFold
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
     count = len(strata) if groups is None else len({*groups})
     if count < folds:
@@ -296,10 +296,9 @@ def fold_numbers(
             f"{folds} folds of {count} {'rows' if groups is None else 'groups'}.",
             f"Use --folds {max(2, count)} or fewer.",
         )
-    most = np.bincount(np.array(strata)).max()
+    if np.bincount(np.array(strata)).max() < folds:  # which these splitters refuse
+        strata = [0] * len(strata)
     splitter = StratifiedKFold if groups is None else StratifiedGroupKFold
-    if most < folds and groups is None:
-        splitter = KFold
     numbers = np.zeros(len(strata), np.int64)
     with warnings.catch_warnings(action="ignore"):  # of classes with fewer rows than folds
         parts = splitter(folds, shuffle=True, random_state=SPLIT_SEED).split(

@@ -14,6 +14,7 @@ from tpukit.tasks.images.data.listing import (
 )
 from tpukit.tasks.images.settings import ImagesConfig
 from tpukit.train.config import build_settings
+from tpukit.train.labelled import split_rows
 from tpukit.train.target import Target
 
 
@@ -337,6 +338,13 @@ def test_rows_without_a_group_are_not_one_group(table):
     config = ImagesConfig(data_path=str(table), group_column="patient")
     told = [*remarks(config, find(table)[0])][-1]
     assert told == "40 of 60 rows have no patient: each is a group of its own."
+
+
+def test_folds_of_groups_of_rare_classes_share_out_the_groups():
+    """scikit-learn's splitter refuses classes that all have fewer rows than there are folds."""
+    groups = [row // 2 for row in range(20)]
+    parts = [split_rows([*range(20)], groups, fold=n, folds=5) for n in range(5)]
+    assert [len(part) for part in parts] == [4] * 5 and len(set.union(*parts)) == 20
 
 
 def test_folds_and_groups_need_a_table(tmp_path):
