@@ -233,15 +233,15 @@ def _compare(folds: Folds, settings: GivenSettings, output: Output) -> dict[str,
     rows |= {key: [m[key] for m in found["metrics"].values()]
              for key in ("mean", "deviation", "together")}  # fmt: skip
     for name, values in rows.items():
-        shown = ("-" if value is None else f"{value:.4f}" for value in values)
+        shown = ("-" if value is None else f"{value:.4g}" for value in values)
         lines.append(f"{name:>12}  " + "  ".join(f"{text:>10}" for text in shown))
     for name, metric in found["metrics"].items():
         if ends := metric["interval"]:
-            lines.append(f"{name} of all {found['rows']} samples together: {metric['together']:.4f}"
-                         f" [{ends[0]:.4f}, {ends[1]:.4f}]")  # fmt: skip
+            lines.append(f"{name} of all {found['rows']} samples together: {metric['together']:.4g}"
+                         f" [{ends[0]:.4g}, {ends[1]:.4g}]")  # fmt: skip
     if "cuts" in found:
         first, cuts = next(iter(found["metrics"])), ", ".join(f"{c:.3g}" for c in found["cuts"])
-        lines.append(f"{first} with cut points fitted to these ({cuts}): {found['with_cuts']:.4f}")
+        lines.append(f"{first} with cut points fitted to these ({cuts}): {found['with_cuts']:.4g}")
     for line in lines:
         output.text(line)
     page = _page(folds, finished, lines)

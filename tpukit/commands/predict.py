@@ -199,8 +199,8 @@ def _fitted_cuts(
             " function of your own."
         )
         return None
-    cut = "" if cuts is None else f", with cut points fitted to it {cut_score:.4f}"
-    log(f"Out of fold the mean of {len(folders)} has {name} {score:.4f}{cut}.")
+    cut = "" if cuts is None else f", with cut points fitted to it {cut_score:.4g}"
+    log(f"Out of fold the mean of {len(folders)} has {name} {score:.4g}{cut}.")
     return cuts
 
 

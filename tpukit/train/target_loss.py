@@ -105,6 +105,20 @@ class TargetLoss:
             return self._scaled(scores).clamp(*self.target.grades[[0, -1]].tolist())
         return self._scaled(scores)
 
+    def formula(self) -> str:
+        """`predictions` as Python writes it, of `scores`, for code without tpukit."""
+        kind, target = self.target.kind, self.target
+        if kind in ("class", "labels"):
+            return "scores.softmax(1)" if kind == "class" else "scores.sigmoid()"
+        grades = target.grades.tolist() if kind == "score" else []
+        if self.name == "ordinal":
+            steps = [b - a for a, b in pairwise(grades)]
+            return f"{grades[0]} + scores.sigmoid() @ torch.tensor({steps})"
+        if self.name == "cross_entropy":
+            return f"scores.softmax(1) @ torch.tensor({grades})"
+        scaled = f"scores * torch.tensor({[*target.spread]}) + torch.tensor({[*target.mean]})"
+        return f"({scaled}).clamp({grades[0]}, {grades[-1]})" if kind == "score" else scaled
+
     def _above(self, values: Tensor) -> Tensor:
         """(rows, scores - 1): whether a row's score is above each of them but the last; of one
         between two the part of the way."""

@@ -24,7 +24,7 @@ from tpukit.registry.declared import find_source
 from tpukit.tasks.images.predict import _texts_by_id
 from tpukit.train.features import TableFeatures, WithFeatures
 from tpukit.train.target import Target
-from tpukit.train.target_loss import TargetLoss, balanced_weights
+from tpukit.train.target_loss import LOSSES, TargetLoss, balanced_weights
 
 ROOT = Path(__file__).parent.parent.parent.parent
 MODEL = "test_convnext"
@@ -82,6 +82,21 @@ def test_the_expected_score_is_in_the_unit_of_the_table(name):
         assert loss.predictions(scores).item() == pytest.approx(grade, abs=1e-4)
         assert loss.losses(scores, torch.tensor([grade])).item() == pytest.approx(0, abs=1e-4)
         assert loss.losses(scores, torch.tensor([1.0 if place else 4.0])).item() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("target", "names"),
+    [(SCORE, LOSSES["score"]), (LABELS, LOSSES["labels"]),
+     (Target("class", ("c",), ("a", "b")), LOSSES["class"]),
+     (Target("number", ("y", "z"), mean=(10.0, -1.0), spread=(2.0, 0.5)), LOSSES["number"])],
+)  # fmt: skip
+def test_the_formula_of_an_export_is_what_is_predicted(target, names):
+    """READMEs called standardised numbers the scores of classes."""
+    for name in names:
+        loss = TargetLoss(target, name)
+        scores = torch.randn(5, loss.outputs, generator=torch.Generator().manual_seed(0))
+        found = eval(loss.formula(), {"torch": torch, "scores": scores})
+        torch.testing.assert_close(found.reshape(5, -1), loss.predictions(scores))
 
 
 def test_balanced_weights_count_labels_and_scores_alike():

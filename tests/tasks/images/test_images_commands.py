@@ -234,6 +234,7 @@ def test_an_exported_readme_prepares_images_as_predict_does(trained, tmp_path, m
         exec(code, names)
     with torch.no_grad():
         found = names["model"](names["transform"](image)[None]).softmax(1)[0]
+    assert "# model is timm.create_model(" in text and "# predictions = scores.softmax(1)" in text
     (row,) = csv.DictReader(out.open())
     classes = json.loads((folder / "classes.json").read_text())
     assert [float(row[name]) for name in classes] == pytest.approx(found.tolist(), abs=1e-5)

@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 from tpukit.tasks.images.data.depth import SIXTEEN_BITS, ValueRange
-from tpukit.tasks.images.model.classifier import InputFormat
-from tpukit.tasks.images.training import CLASSES_FILE, ImageTraining
+from tpukit.tasks.images.model.classifier import InputFormat, size_option
+from tpukit.tasks.images.training import CLASSES_FILE, FEATURES_FILE, ImageTraining
 from tpukit.train.weights import README_FILE, readme, write_export
 
 
@@ -17,11 +17,32 @@ def export_classifier(
 ) -> list[Path]:
     """Writes the state dict, the artifacts and a README; the files."""
     tensors = task.plain_model(weights).state_dict()
-    text = f"{readme(task, tensors, artifacts)}\n{preprocessing(task.input, task.values)}"
+    images = preprocessing(task.input, task.values, usage(task))
+    text = f"{readme(task, tensors, artifacts)}\n{images}"
     return write_export(folder, tensors, {**artifacts, README_FILE: text.encode()})
 
 
-def preprocessing(form: InputFormat, values: ValueRange) -> str:
+def usage(task: ImageTraining) -> str:
+    """From an image to predictions, as comments."""
+    criterion, beside = task.criterion, task.beside
+    options = {"num_classes": criterion.outputs, **size_option(task.settings)}
+    words = "".join(f", {name}={value}" for name, value in options.items())
+    lines = [f'model is timm.create_model("{task.settings.model}"{words})']
+    pixels, features = 'transform(image.convert("RGB"))[None]', ""
+    if beside is not None:
+        lines = [
+            "model is that of the second way: timm's beside columns of a table",
+            "from tpukit.train.features import TableFeatures",
+            f'beside = TableFeatures.from_json(open("{FEATURES_FILE}").read())',
+            "row: the texts of " + ", ".join(beside.columns),
+        ]
+        features = ", torch.tensor(beside.values(row))[None]"
+    lines.append(f"scores = model({pixels}{features})")
+    lines.append(f"predictions = {criterion.formula()}  # of {criterion.target}")
+    return "\n".join(f"# {line}" for line in lines)
+
+
+def preprocessing(form: InputFormat, values: ValueRange, used: str) -> str:
     """How `test` and `predict` prepare an image, in words and in timm's."""
     side, scale = form.side, math.floor(form.side / form.crop_pct)
     fits = {
@@ -36,7 +57,7 @@ def preprocessing(form: InputFormat, values: ValueRange) -> str:
         )
     return f"""## Images
 
-The scores are those of the classes in `{CLASSES_FILE}`. `test` and `predict` prepare an image so:
+The predictions are in the order of `{CLASSES_FILE}`. `test` and `predict` prepare an image so:
 
 - RGB, transparent pixels on white, EXIF's orientation not applied
 {deep}- {fits} ({form.interpolation}), then the middle {side} x {side}
@@ -47,6 +68,6 @@ from timm.data import create_transform
 transform = create_transform({side}, interpolation="{form.interpolation}", \
 crop_pct={form.crop_pct}, crop_mode="{form.crop_mode}", mean={tuple(form.mean)}, \
 std={tuple(form.std)})
-# scores = model(transform(image.convert("RGB"))[None])
+{used}
 ```
 """

@@ -11,22 +11,29 @@ from tpukit.train.weights import README_FILE
 README = """# A text classifier
 
 ```python
+import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 model = AutoModelForSequenceClassification.from_pretrained(".").eval()
 tokenizer = AutoTokenizer.from_pretrained(".")
 inputs = tokenizer({texts}, truncation=True, max_length={length}, return_tensors="pt")
 scores = model(**inputs).logits
+predictions = {formula}
 ```
 
-`scores` (rows, outputs) stand for {what}; target.json has the classes, and of numbers the mean and
-the standard deviation by which they were standardised.
+`predictions` are of {what}, in the order of target.json.
+{further}"""
+WINDOWS = """
+A longer text is read in windows (`stride={overlap}, return_overflowing_tokens=True`), whose
+predictions are averaged.
 """
 
 
 def export_hugging_face_classifier(
-    model: Any, tokenizer: Any, target: bytes, folder: Path, **shown: object
+    model: Any, tokenizer: Any, target: bytes, folder: Path, *, overlap: int | None, **shown: object
 ) -> list[Path]:
-    """Writes it, adapters merged; its files. shown: what the README says."""
+    """Writes it, adapters merged; its files. overlap: of a long text's windows; shown: what the
+    README says."""
+    further = "" if overlap is None else WINDOWS.format(overlap=overlap)
     if getattr(model.base_model, "peft_config", None):
         adapters.merge_adapter(model.base_model)
     with writing_errors(folder), without_output():
@@ -34,5 +41,5 @@ def export_hugging_face_classifier(
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         write_file(folder / "target.json", target)
-        write_file(folder / README_FILE, README.format(**shown).encode())
+        write_file(folder / README_FILE, README.format(**shown, further=further).encode())
     return sorted(path for path in folder.iterdir() if path.is_file())

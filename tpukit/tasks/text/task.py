@@ -400,6 +400,8 @@ class TextTask(Task):
         return export_hugging_face_classifier(
             model, self.tokenizer, artifacts[TARGET_FILE], folder, texts=texts,
             length=self.settings.max_length, what=self.criterion.target,
+            formula=self.criterion.formula(),
+            overlap=self.settings.overlap if self.settings.long_texts == "windows" else None,
         )  # fmt: skip
 
     def check_prediction(self, request: PredictionRequest) -> None:

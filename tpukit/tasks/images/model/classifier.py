@@ -73,7 +73,8 @@ def _pretrained_config(name: str) -> dict[str, Any]:
     return found.to_dict() if found is not None else {}
 
 
-def _size_option(config: ImagesConfig) -> dict[str, int]:
+def size_option(config: ImagesConfig) -> dict[str, int]:
+    """What timm needs to know of another image size."""
     fixed = _pretrained_config(config.model).get("fixed_input_size")
     return {"img_size": config.image_size} if config.image_size and fixed else {}
 
@@ -87,7 +88,7 @@ def build_classifier(
         network = build_classifier(config, 0)
         width: Any = getattr(network, "head_hidden_size", None) or network.num_features
         return WithFeatures(network, width, features, outputs)
-    options: dict[str, Any] = {"num_classes": outputs, **_size_option(config)}
+    options: dict[str, Any] = {"num_classes": outputs, **size_option(config)}
     if config.drop_path:
         options["drop_path_rate"] = config.drop_path
     try:
@@ -141,7 +142,7 @@ def _as_timm(model: nn.Module, weights: Mapping[str, Tensor]) -> Mapping[str, Te
 def _from_hub(config: ImagesConfig) -> Mapping[str, Tensor]:
     try:
         weights: Mapping[str, Tensor] = timm.create_model(
-            config.model, pretrained=True, **_size_option(config)
+            config.model, pretrained=True, **size_option(config)
         ).state_dict()
     except Exception as error:  # the hub's errors have many classes
         raise DataError(
