@@ -86,6 +86,20 @@ def test_classes_are_written_as_the_sample_writes_them(tmp_path, classes, sample
     assert rows == [["label", "id"], [written[1], "y"], [written[0], "x"]]
 
 
+def test_labels_of_a_row_are_written_into_one_field(tmp_path):
+    """At least the likeliest, as the sample has no empty field."""
+    target = Target("labels", ("a", "b", "c"), ("a", "b", "c"), joined="tags")
+    values = np.array([[0.9, 0.1, 0.6], [0.2, 0.3, 0.1]])
+    sample = read_table(put(tmp_path / "sample.csv", ["id", "tags"], ["y", "a"], ["x", "a"]))
+    told, out = [], tmp_path / "s.csv"
+    write_submission(Predictions(["x", "y"], values, target), out, sample, told.append)
+    assert out.read_text() == "id,tags\ny,b\nx,a c\n"
+    assert "at least the likeliest" in told[0]
+    cuts = [0.95, 0.05, 0.95]
+    write_submission(Predictions(["x", "y"], values, target), out, sample, print, cuts)
+    assert out.read_text() == "id,tags\ny,b\nx,b\n"
+
+
 def test_small_predictions_keep_their_digits(tmp_path):
     """Eight digits behind the point were those of a probability near 1: 1e-9 became 0."""
     target, out = Target("number", ("y",)), tmp_path / "s.csv"

@@ -9,7 +9,7 @@ import pytest
 from tpukit.errors import DataError
 from tpukit.io.tables import Table, read_table
 from tpukit.train.labelled import columns_of_tests, sample_beside
-from tpukit.train.target import Asked, learned_target
+from tpukit.train.target import Asked, Target, learned_target
 
 ANIMALS = ["cat", "dog", "fox"]
 
@@ -112,6 +112,38 @@ def test_the_files_of_a_competition_are_found(tmp_path):
 def test_numbers_that_may_mean_something_else_are_refused(columns, refused):
     with pytest.raises(DataError, match=refused):
         learned_target(table(id=IDS, **columns), "id")
+
+
+BLIGHTS = [["rust", "scab", "scab rust", "rust scab", "mould"][r % 5] for r in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "names"),
+    [({}, "labels", ("mould", "rust", "scab")),
+     ({"sample": sample(id=["a"], label=["rust"])}, "labels", ("mould", "rust", "scab")),
+     ({"sample": sample(id=["a"], rust=[0], scab=[0], mould=[0], smut=[0])}, "labels",
+      ("mould", "rust", "scab", "smut")),
+     ({"asked": Asked(kind="class")}, "class",
+      ("mould", "rust", "rust scab", "scab", "scab rust"))],
+)  # fmt: skip
+def test_fields_of_several_labels(given, kind, names):
+    """Each combination was a class."""
+    rows = table(id=IDS, label=BLIGHTS)
+    found = learned_target(rows, "id", **given)
+    assert (found.kind, found.classes, found.of_table) == (kind, names, ("label",))
+    if kind == "labels":
+        assert Target.from_json(found.to_json()) == found
+        wanted = [[float(name in text.split()) for name in names] for text in BLIGHTS]
+        assert found.values(rows).tolist() == wanted
+        with pytest.raises(DataError, match="class 'wilt' is not one of the model's"):
+            found.values(table(id=["a"], label=["rust wilt"]))
+
+
+def test_classes_of_several_words_are_classes():
+    for names in (["hot dog", "red wine", "dog"], ["good", "not good", "bad"],
+                  ["small red", "small blue", "large red", "large blue", "red"]):  # fmt: skip
+        found = learned_target(table(id=IDS, label=[names[r % len(names)] for r in ROWS]), "id")
+        assert found.kind == "class" and {*found.classes} == {*names}
 
 
 def test_what_looks_like_a_number_or_a_missing_one_may_be_a_class():

@@ -201,7 +201,7 @@ def features_of(found: LabelledTable, settings: TableSettings, features: str | N
         return []
     there = [*map(plain_name, found.table.columns)]
     tested = {*map(plain_name, columns_of_tests(Path(settings.data_path)))}
-    taken = {found.id_column, *found.target.columns, settings.fold_column, settings.group_column}
+    taken = {found.id_column, *found.target.of_table, settings.fold_column, settings.group_column}
     shared = [n for n in there if n in (tested or there) and n not in taken]
     shared = [name for name in shared if name and name.lower() not in FOLD_NAMES]
     if features == ALL:
@@ -219,7 +219,7 @@ def features_of(found: LabelledTable, settings: TableSettings, features: str | N
 def remarks_on_parts(table: Table, target: Target, settings: TableSettings) -> Iterator[str]:
     """Lines about a column of folds that is not used, and rows without a group."""
     names = map(plain_name, table.columns)
-    folds = [n for n in names if n.lower() in FOLD_NAMES and n not in target.columns]
+    folds = [n for n in names if n.lower() in FOLD_NAMES and n not in target.of_table]
     if folds and settings.fold is None and settings.group_column is None:
         yield (
             f"The table's column {folds[0]} is not used; to validate on one of its folds:"

@@ -59,6 +59,8 @@ class Form(NamedTuple):
     """Classes in a field, the likeliest first, where the sample has several (`map@5`)."""
     spelled: Sequence[str] = ()
     """The classes as the sample writes them."""
+    joined: bool = False
+    """Whether the column holds the labels of a row, with blanks between."""
 
 
 def require_names(sample: Table) -> None:
@@ -88,12 +90,14 @@ def form_of(
     require_names(sample)
     for name in (name for name in columns if name in target.others):
         raise DataError(
-            f"{sample.path} asks for {name}; the run has learned {', '.join(target.columns)}.",
+            f"{sample.path} asks for {name}; the run has learned {', '.join(target.of_table)}.",
             f"Train on that column: --set columns={name}, or leave --sample-submission out.",
         )
     texts = {value.strip() for name in columns for value in sample.column(name)} - {""}
     if target.kind == "class":
         return _form_of_classes(target, sample, columns, texts, probabilities)
+    if columns == (target.joined,):
+        return Form(columns, joined=True)
     if sorted(columns) != sorted(target.predicted):
         raise DataError(
             f"{sample.path}: beside the id it has the columns {', '.join(columns) or 'none'}; the"
@@ -293,6 +297,11 @@ def write_submission(
         if form.whole:
             values = decided(target, values, cuts)
         texts = [[f"{row[i]:.{DIGITS}g}" for i in places] for row in values]
+    elif form.joined:
+        chosen = decided(target, values, cuts) > 0
+        none = ~chosen.any(1)
+        chosen[none, values[none].argmax(1)] = True
+        texts = [[" ".join(compress(target.classes, row))] for row in chosen]
     else:
         best = values.argmax(1)[:, None]
         if form.ranked > 1:
@@ -331,7 +340,9 @@ def what_is_written(target: Target, form: Form, cuts: Sequence[float] | None = N
             how = f", cut at {', '.join(f'{c:.3g}' for c in cuts)}" if cuts else ", rounded"
         return f"{', '.join(form.columns[:SHOWN])}: the predicted {target.kind}{how}"
     if target.kind == "labels":
-        return "each label, 0 or 1" if form.whole else "each label's probability"
+        joined = f"{name} is the labels that are likely enough, at least the likeliest"
+        each = "each label, 0 or 1" if form.whole else "each label's probability"
+        return joined if form.joined else each
     if len(form.shown) == 1:
         return f"{name} is the probability of class {form.shown[0]!r}"
     if form.placeholder is not None:

@@ -60,7 +60,8 @@ class Target:
 
     kind: Kind
     columns: tuple[str, ...]
-    """Columns of the training table: one, or one for each label, number or class."""
+    """Columns of the training table: one, or one for each label, number or class; of joined labels
+    these."""
     classes: tuple[str, ...] = ()
     """The classes, the labels (the columns), or the scores from the lowest; none of numbers."""
     why: str = ""
@@ -73,6 +74,8 @@ class Target:
     """Mean of each number, or of the score, over the training rows."""
     spread: tuple[float, ...] = ()
     """Their standard deviations; 1 for a constant."""
+    joined: str = ""
+    """The column of the training table that holds a row's labels, with blanks between."""
 
     @classmethod
     def from_json(cls, content: bytes | str) -> Self:
@@ -92,6 +95,11 @@ class Target:
         return self.kind == "class" and len(self.columns) > 1
 
     @property
+    def of_table(self) -> tuple[str, ...]:
+        """The columns of the table that hold it."""
+        return (self.joined,) if self.joined else self.columns
+
+    @property
     def predicted(self) -> tuple[str, ...]:
         """Names of the columns of raw predictions: probabilities, numbers, the expected score."""
         return self.classes if self.kind in ("class", "labels") else self.columns
@@ -105,6 +113,8 @@ class Target:
         """`number Pawpularity`, for a log line."""
         names = ", ".join(self.columns[:SHOWN]) + ", ..." * (len(self.columns) > SHOWN)
         many = f"{len(self.classes)} classes by the column" + "s" * (len(self.columns) > 1)
+        if self.joined:
+            return f"{len(self.columns)} labels ({names}), several in a field of {self.joined}"
         kinds = {
             "class": many,
             "labels": f"{len(self.columns)} labels, each 0 or 1, in the columns",
@@ -126,6 +136,15 @@ class Target:
     def values(self, table: Table) -> Values:
         """A table's rows: (rows,) positions of classes, (rows,) scores, or (rows, columns) labels
         or numbers. Raises DataError naming the first row that does not fit."""
+        if self.joined:
+            fields = [text.split() for text in _filled(table, self.joined)]
+            words = {word for words in fields for word in words}
+            require_known(words, self.classes, f"{table.path}, column {self.joined!r}")
+            places = {name: place for place, name in enumerate(self.classes)}
+            ones = np.zeros((len(fields), len(places)), np.float32)
+            for row, own in enumerate(fields):
+                ones[row, [places[word] for word in own]] = 1
+            return ones
         texts = [_filled(table, name) for name in self.columns]
         if self.is_one_hot:
             texts = [self._names_of_ones(table, texts)]
@@ -249,6 +268,8 @@ def learned_target(
         kind, one_hot = asked.kind, one_hot and asked.kind == "class"
         why += ", target"
     beside = tuple(name for name in map(plain_name, table.columns) if name not in columns)
+    if len(columns) == 1 and (labels := _labels_in(present[0], asked.kind, wanted)):
+        return Target("labels", labels, labels, why, beside, joined=columns[0])
     target = Target(kind, columns, (), why, beside)
     if kind == "labels":
         target = replace(target, classes=columns)
@@ -313,7 +334,9 @@ def _in_sample(
                 "Give the sample submission of this table: --set sample_submission=FILE, or none.",
             )
         return found, f"named in {sample.path.name}"
-    found = [name for name in values if len(wanted) > 1 and values[name] <= {*wanted}]
+    known = {*wanted} if len(wanted) > 1 else set()
+    found = [n for n, texts in values.items() if (_words_of(texts) or {""}) <= known]
+    found = [name for name in values if values[name] <= known] or found
     return (found[:1], f"its values are columns of {sample.path.name}") if found else None
 
 
@@ -396,6 +419,26 @@ def _classes(
             f"{hint} To predict a number: --set target=number",
         )
     return tuple(numbers_first(names | of_sample))
+
+
+def _words_of(texts: Iterable[str]) -> set[str]:
+    return {word for text in texts for word in text.split()}
+
+
+def _labels_in(
+    texts: set[str], asked: Kind | None, wanted: Collection[str]
+) -> tuple[str, ...]:  # fmt: skip
+    """The labels of a column whose fields hold several (`scab rust`): that are asked for, are the
+    sample's columns, or occur alone too and are fewer than the fields' texts; none: others."""
+    several = [words for text in texts if len(words := text.split()) > 1]
+    labels = _words_of(texts)
+    if not several or texts <= {*wanted} or asked not in (None, "labels"):
+        return ()
+    if labels <= {*wanted}:
+        return tuple(numbers_first(wanted))
+    alone = sum(all(word in texts for word in words) for words in several)
+    looks_so = len(labels) < len(texts) and alone * 2 >= len(several)
+    return tuple(numbers_first(labels)) if asked == "labels" or looks_so else ()
 
 
 def _require_none_missing(table: Table, name: str, present: Collection[str]) -> None:

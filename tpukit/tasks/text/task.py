@@ -175,7 +175,7 @@ class TextTask(Task):
         return labelled(table, replace(data, id_column=ids), known or self.predicts, apart=texts)
 
     def _columns(self, found: LabelledTable) -> tuple[str, ...]:
-        tests, learned = columns_of_tests(Path(self._data.data_path)), found.target.columns
+        tests, learned = columns_of_tests(Path(self._data.data_path)), found.target.of_table
         return self.columns or tuple(
             text_columns(found.table, self.settings, found.id_column, learned, tests)
         )

@@ -153,7 +153,7 @@ def find_training_images(
 def _require_own_images(rows: LabelledTable, folder: Path) -> None:
     """Raises DataError where rows share images by their ids, and another column names an image for
     each: numbers such as a width or a class may name images too."""
-    table, apart = rows.table, ("", rows.id_column, *rows.target.columns)
+    table, apart = rows.table, ("", rows.id_column, *rows.target.of_table)
     if len({*rows.ids}) == len(rows.ids):
         return
     for name in (name for name in map(plain_name, table.columns) if name not in apart):
