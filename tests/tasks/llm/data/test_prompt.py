@@ -249,8 +249,8 @@ ASKS_IF_EMPTY = CHATML.replace("{{ m.content }}<|im_end|>{% end", "{{ m.content 
 
 
 @pytest.mark.parametrize("template", [CHATML, ZEPHYR, THINKS, ASKS_IF_EMPTY])
-@pytest.mark.parametrize("said", ["", "  ", "</think>", "<think>\nWho?</think>\n"])
-def test_an_earlier_answer_of_nothing_learns_its_end(
+@pytest.mark.parametrize("said", ["", "  ", "</think>", "<think>\nWho?</think>\n", "\n  Ann "])
+def test_an_earlier_answer_is_learned_as_transformers_masks_it(
     tmp_path: Path, template: str, said: str
 ) -> None:
     write_tokenizer(tmp_path, chat=template)

@@ -217,7 +217,9 @@ class PromptFormat:
         said = [0, *(data[place][1] for place in pieces.order), 0]
         parts: list[tuple[str, int]] = []
         for n, piece in enumerate(pieces.texts):
-            parts += _by_message(piece, said[n], said[n + 1], edges)
+            # Before a place whose blanks stay, blanks are the message's own.
+            stay = n < len(pieces.order) and not pieces.trimmed[n][0]
+            parts += _by_message(piece, (said[n], said[n + 1]), edges, blanks=stay)
             if n < len(pieces.order):
                 place, trimmed = pieces.order[n], pieces.trimmed[n]
                 parts += [(text, said[n + 1]) for text in _stripped([data[place][0]], *trimmed)]
@@ -304,17 +306,21 @@ def _filled(pieces: ChatPieces, data: Sequence[tuple[str, int]]) -> str:
 
 
 def _by_message(
-    piece: str, before: int, after: int, edges: Sequence[tuple[str, str]]
+    piece: str, said: tuple[int, int], edges: Sequence[tuple[str, str]], *, blanks: bool
 ) -> list[tuple[str, int]]:
     """What a template wrote between places of two messages, each part with the message that it is
-    of, 0 for none: messages may end and begin with what the template looks for."""
+    of, 0 for none: messages may end and begin with what the template looks for.
+
+    blanks: the second begins with them, where it does; else they may be the template's.
+    """
+    before, after = said
     if before == after:
         return [(piece, before)]
     end, start = edges[before][1], edges[after][0]
     end = next((text for text in (end, end.rstrip()) if piece.startswith(text)), "")
     rest = piece.removeprefix(end)
-    # Blanks alone may be the template's.
-    start = next((t for t in (start, start.lstrip()) if t.strip() and rest.endswith(t)), "")
+    ways = (start, start.lstrip())
+    start = next((t for t in ways if (blanks or t.strip()) and rest.endswith(t)), "")
     # Texts of the template and data take turns.
     parts = [(end, before), ("", 0)] * bool(end) + [(rest.removesuffix(start), 0)]
     return parts + [("", 0), (start, after)] * bool(start)
