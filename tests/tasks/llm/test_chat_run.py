@@ -10,6 +10,10 @@ import pytest
 from runs import result, tpukit
 from tiny_qwen import write_qwen
 
+from tpukit.tasks.llm.data.prompt import PromptStyle
+from tpukit.tasks.llm.data.rows import Columns
+from tpukit.tasks.llm.export import _python_of
+
 pytest.importorskip("transformers")
 
 WORDS = ["Ann", "and", "Bob", "came", "alone", "be", "brief"]
@@ -88,3 +92,14 @@ def test_answers_are_those_of_transformers_with_their_lines(
         assert {row[0]: row[1] for row in [*csv.reader(file)][1:]} == expected
     assert told["cut_off"] == cut_off
     assert cut_off < 6 if end == "alone" else any("\n" in text for text in expected.values())
+
+
+def test_a_prompt_of_a_readme_may_be_a_list_of_messages():
+    class Tokenizer:
+        def apply_chat_template(self, messages, **options):
+            return messages
+
+    code = _python_of(PromptStyle(Columns("prompt", "completion"), chat=True))
+    said = [{"role": "user", "content": "Who?"}]
+    for prompt in ("Who?", said):
+        assert eval(code, {"tokenizer": Tokenizer(), "prompt": prompt}) == said

@@ -78,8 +78,12 @@ def _python_of(style: PromptStyle) -> str:
     if not style.chat:
         return text
     messages = f'[{{"role": "user", "content": {text}}}]'
+    column = style.columns.prompt
     if style.columns.has_messages:
-        messages = style.columns.prompt
+        messages = column
+    elif text == column:
+        # Rows may have a list of messages there.
+        messages = f"{column} if isinstance({column}, list) else {messages}"
     return f"tokenizer.apply_chat_template({messages}, tokenize=False, add_generation_prompt=True)"
 
 
