@@ -247,6 +247,9 @@ def test_what_is_wrong_is_said_in_two_lines(place, tmp_path):
     )
     with pytest.raises(DataError, match="which column is the text is not clear: a, b"):
         TextTask(data_path=str(bare), model=str(place / "bert"), max_length=64).datasets()
+    (bare / "test.csv").write_text("id,A\n3,one two three\n")
+    with pytest.raises(DataError, match="none is a text that the test table has; .* id, A"):
+        TextTask(data_path=str(bare), model=str(place / "bert"), max_length=64).datasets()
     broken = shutil.copytree(place / "bert", tmp_path / "broken")
     fields = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps({**fields, "num_hidden_layers": 3}))

@@ -54,6 +54,12 @@ def text_columns(
         if all(name in by_name for name in pair):
             return [by_name[name] for name in pair]
     likely = [name for name in left if _words(table.column(name)) >= FEWEST_WORDS]
+    if not left:
+        raise DataError(
+            f"{table.path}: of its columns {', '.join(names)} none is a text that the test table"
+            f" has; that has {', '.join(map(plain_name, tests))}.",
+            "Name the text's column alike in both.",
+        )
     if len(likely) != 1:
         raise DataError(
             f"{table.path}: which column is the text is not clear: {', '.join(likely or left)}.",
