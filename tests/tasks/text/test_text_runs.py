@@ -2,7 +2,9 @@
 
 import csv
 import json
+import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,6 +101,31 @@ def write_scores(folder, *, pair=False):
         with (folder / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([head[:columns], *(row[:columns] for row in part)])
     return folder
+
+
+@pytest.mark.parametrize(
+    ("target", "loss"),
+    [(Target("labels", ("a", "b"), ("a", "b")), "bce"),
+     (Target("class", ("c",), ("x", "y")), "cross_entropy"),
+     (Target("number", ("n",), mean=(5.0,), spread=(2.0,)), "mse")],
+)  # fmt: skip
+def test_an_export_predicts_by_its_readme(place, tmp_path, monkeypatch, target, loss):
+    """Without the kind of problem pipelines apply softmax to the scores of labels, and a sigmoid to
+    numbers."""
+    task = TextTask(model=str(place / "bert"), max_length=64)
+    task.predicts, task.columns = target, ("text",)
+    model = task.build_model(TorchOps()).eval()
+    task.export(model.state_dict(), {"target.json": target.to_json()}, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    with torch.no_grad():
+        exec(re.findall(r"```python\n(.*?)```", Path("README.md").read_text(), re.DOTALL)[0], names)
+        scores = task.scores(model, names["inputs"])
+        wanted = task.criterion.predictions(scores)
+    torch.testing.assert_close(names["predictions"].reshape(wanted.shape), wanted)
+    kind = {"bce": "multi_label_classification", "mse": "regression"}
+    applied = kind.get(loss, "single_label_classification")
+    assert names["model"].config.problem_type == applied
 
 
 @pytest.mark.slow
@@ -248,7 +275,7 @@ def test_what_is_wrong_is_said_in_two_lines(place, tmp_path):
     with pytest.raises(DataError, match="which column is the text is not clear: a, b"):
         TextTask(data_path=str(bare), model=str(place / "bert"), max_length=64).datasets()
     (bare / "test.csv").write_text("id,A\n3,one two three\n")
-    with pytest.raises(DataError, match="none is a text that the test table has; .* id, A"):
+    with pytest.raises(DataError, match=r"none is a text that the test table has; .* id, A"):
         TextTask(data_path=str(bare), model=str(place / "bert"), max_length=64).datasets()
     broken = shutil.copytree(place / "bert", tmp_path / "broken")
     fields = json.loads((broken / "config.json").read_text())

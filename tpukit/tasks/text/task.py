@@ -71,6 +71,12 @@ ELSEWHERE = (
     "probabilities", "recompute", "pseudo",
 )  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
+PROBLEM_TYPES = {
+    "cross_entropy": "single_label_classification",
+    **dict.fromkeys(("bce", "asymmetric", "ordinal"), "multi_label_classification"),
+    **dict.fromkeys(("mse", "mae", "huber"), "regression"),
+}
+"""Loss -> what transformers' pipelines apply to scores: softmax, sigmoid or nothing."""
 LORA_LR = 2e-4
 """Peak rate of adapters."""
 
@@ -237,9 +243,6 @@ class TextTask(Task):
         return f"{self.predicts.remark()}; of the text in {', '.join(self.columns)}."
 
     def _texts(self, table: Table) -> list[list[str]]:
-        for name in self.columns:
-            if name not in map(str, table.columns):
-                raise DataError(f"{table.path}: there is no column {name}, the text of this run.")
         return [table.column(name) for name in self.columns]
 
     def _weights(self, values: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
@@ -396,6 +399,7 @@ class TextTask(Task):
             return write_export(
                 folder, model.state_dict(), {**artifacts, README_FILE: text.encode()}
             )
+        model.config.problem_type = PROBLEM_TYPES[self.criterion.name or ""]
         texts = ", ".join(f'"a {name}"' for name in self.columns[:2])
         return export_hugging_face_classifier(
             model, self.tokenizer, artifacts[TARGET_FILE], folder, texts=texts,
