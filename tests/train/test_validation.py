@@ -289,6 +289,24 @@ def test_another_data_path_of_a_task_without_one_is_refused():
         metrics_of_run(Mean(), None, FakeBackend(), EvaluationRequest(data_path=Path("a")), print)
 
 
+def test_data_that_the_run_was_not_trained_with_is_said(train, tmp_path):
+    class Dated(Tiny):
+        day = "first"
+
+        def datasets(self):
+            return replace(super().datasets(), identity={"data": self.day})
+
+    train(Dated())
+    run, told = open_run(tmp_path / "run", print), []
+    task, backend = Dated(), FakeBackend()
+    model = backend.prepare(task.inference_model(TorchOps(), run.weights()))
+    metrics_of_run(task, model, backend, EvaluationRequest(run=run), told.append)
+    assert not any("warning" in line for line in told)
+    Dated.day = "second"
+    metrics_of_run(task, model, backend, EvaluationRequest(run=run), told.append)
+    assert any("not the data that the run was trained with" in line for line in told)
+
+
 @pytest.mark.parametrize(
     ("data", "data_path", "name", "folder"),
     [

@@ -205,7 +205,14 @@ def metrics_of_run(
         fields = task.evaluate(model, backend, request, log)
         expect(fields, dict, task.evaluate, "a dict of JSON fields")
         return {**fields, "metric_names": dict(task.metric_names)} if task.metric_names else fields
-    sets = _with_data_path(task, request).datasets().validation_sets()
+    datasets = _with_data_path(task, request).datasets()
+    sets = datasets.validation_sets()
+    learned = request.run.checkpoint.state.identity if request.run else {}
+    if any(learned.get(name, value) != value for name, value in datasets.identity.items()):
+        log(
+            "warning: this is not the data that the run was trained with: it may have learned some"
+            " of the samples that it is tested on."
+        )
     if not sets:
         raise UsageError(
             f"task {task.name!r} has no validation data, and no `evaluate`.",
