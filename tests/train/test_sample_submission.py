@@ -100,6 +100,16 @@ def test_labels_of_a_row_are_written_into_one_field(tmp_path):
     assert out.read_text() == "id,tags\ny,b\nx,b\n"
 
 
+@pytest.mark.parametrize(("cuts", "written"), [(None, ["0.4", "0.1"]), ([0.3, 0.3], ["1", "0"])])
+def test_labels_with_thresholds_are_decided_where_the_sample_is_zeros(tmp_path, cuts, written):
+    """Where a metric such as F1 was asked for, which takes no probabilities."""
+    target, out = Target("labels", ("a", "b"), ("a", "b")), tmp_path / "s.csv"
+    sample = read_table(put(tmp_path / "sample.csv", ["id", "a", "b"], ["x", "0", "0"]))
+    found = Predictions(["x"], np.array([[0.4, 0.1]]), target)
+    write_submission(found, out, sample, print, cuts)
+    assert read_table(out).rows == [["x", *written]]
+
+
 def test_small_predictions_keep_their_digits(tmp_path):
     """Eight digits behind the point were those of a probability near 1: 1e-9 became 0."""
     target, out = Target("number", ("y",)), tmp_path / "s.csv"

@@ -73,10 +73,13 @@ def require_names(sample: Table) -> None:
 
 
 def form_of(
-    target: Target, sample: Table | None, id_column: str, *, probabilities: bool = False
-) -> Form:
+    target: Target, sample: Table | None, id_column: str, *, probabilities: bool = False,
+    cut: bool = False,
+) -> Form:  # fmt: skip
     """The form that a sample submission asks for; without one the target's columns, or a column a
     class.
+
+    cut: whether there are cut points, as the run's metric is one of decisions.
 
     Raises DataError for a sample that asks for something else than was learned.
     """
@@ -107,9 +110,9 @@ def form_of(
     numbers = [as_number(text) for text in texts]
     if None in numbers:
         raise DataError(f"{sample.path}: {min(texts)!r} is not a number, which the run predicts.")
-    # A sample of one constant shows nothing about labels: probabilities rank as well.
+    # A sample of one constant shows nothing about labels: without cuts probabilities rank as well.
     is_whole = all(number is not None and number % 1 == 0 for number in numbers)
-    decides = target.kind == "score" or (target.kind == "labels" and len(texts) == 2)
+    decides = target.kind == "score" or (target.kind == "labels" and (cut or len(texts) == 2))
     return Form(columns, columns, is_whole and decides and not probabilities)
 
 
@@ -288,7 +291,7 @@ def write_submission(
     target, key = found.target, found.id_column
     if sample is not None and column_place(sample.columns, key) is None:
         key = plain_name(sample.columns[0])
-    form = form_of(target, sample, key, probabilities=found.probabilities)
+    form = form_of(target, sample, key, probabilities=found.probabilities, cut=cuts is not None)
     ids, values = in_sample_order(found, sample, key)
     missing = ~np.isfinite(values).all(1)
     values = np.where(missing[:, None], neutral_row(target, found.neutral), values)
