@@ -64,6 +64,8 @@ ONE_EACH = {name: [int(r % 3 == k) for r in ROWS] for k, name in enumerate(ANIMA
         ({**ONE_EACH, "PatientID": PATIENT}, {}, ANIMALS, "class", "they hold 0 and 1 alone"),
         ({name: [bool(v) for v in column] for name, column in BINARY.items()}, {},
          [name.replace("_", " ") for name in BINARY], "labels", "they hold 0 and 1 alone"),
+        ({name: [str(bool(v)).upper() for v in column] for name, column in BINARY.items()}, {},
+         [name.replace("_", " ") for name in BINARY], "labels", "they hold 0 and 1 alone"),
         ({"label": KINDS["breed"]}, {"sample": sample(row=["a"], label=["b"])}, ["label"],
          "class", "named in sample_submission.csv"),
         ({"x": WHOLE, "y": PARTS}, {"sample": sample(id=["a"], x=[0], y=[0])}, ["x", "y"],
@@ -107,6 +109,8 @@ def test_the_files_of_a_competition_are_found(tmp_path):
     [({"price": [f"{900 + 977 * row:,}" for row in ROWS]}, "the comma of '1,877' separates"),
      ({"when": [1_700_000_000.5 + row for row in ROWS]}, "when deviates by 17.3 .*are 128 apart"),
      ({"label": ["1.0" if row == 7 else row % 3 for row in ROWS]}, "'1' and '1.0' are one"),
+     ({"label": ["cafe\u0301" if row == 7 else ["caf\xe9", "bar"][row % 2] for row in ROWS]},
+      r"'cafe\\u0301' and 'caf\\xe9' are one name|'caf\\xe9' and 'cafe\\u0301' are one name"),
      ({"label": ["NaN" if row == 7 else row % 3 for row in ROWS]}, "row 8 .*'NaN' among numbers")],
 )  # fmt: skip
 def test_numbers_that_may_mean_something_else_are_refused(columns, refused):

@@ -205,7 +205,7 @@ def features_of(found: LabelledTable, settings: TableSettings, features: str | N
     shared = [n for n in there if n in (tested or there) and n not in taken]
     shared = [name for name in shared if name and name.lower() not in FOLD_NAMES]
     if features == ALL:
-        return shared
+        return [name for name in shared if not name.startswith("Unnamed: ")]
     names = [plain_name(name) for name in features.split(",")]
     if wrong := [name for name in names if name not in shared]:
         lacks = f"not a column of the {'test' if wrong[0] in there else 'training'} table."

@@ -28,7 +28,8 @@ SCORE_NAME = re.compile(r"(score|grade|rating|level|severity|stars|isup)", re.IG
 CLASS_NAME = re.compile(r"(id|label|class|code|type|category)s?$", re.IGNORECASE)
 """Names of columns whose whole numbers stand for names."""
 ZERO_OR_ONE = {
-    "0": 0, "0.0": 0, "False": 0, "false": 0, "1": 1, "1.0": 1, "True": 1, "true": 1,
+    "0": 0, "0.0": 0, "False": 0, "false": 0, "FALSE": 0, "1": 1, "1.0": 1, "True": 1, "true": 1,
+    "TRUE": 1,
 }  # fmt: skip
 NUMBER = re.compile(r"[+-]?\d*\.?\d+(e[+-]?\d+)?", re.IGNORECASE)
 GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
@@ -408,6 +409,12 @@ def _classes(
         raise DataError(
             f"{place}: {twice[0]!r} and '{twice[0]}.0' are one number.",
             "Write it in one way.",
+        )
+    plain = {plain_name(name): name for name in names}
+    if alike := sorted(name for name in names if plain[plain_name(name)] != name):
+        other = plain[plain_name(alike[0])]
+        raise DataError(
+            f"{place}: {alike[0]!a} and {other!a} are one name.", "Write it in one way."
         )
     hint = "Name the column of the classes with --set columns=NAME."
     if len(names) == 1:

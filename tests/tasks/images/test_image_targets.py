@@ -23,6 +23,7 @@ from tpukit.io.tables import read_table
 from tpukit.registry.declared import find_source
 from tpukit.tasks.images.predict import _texts_by_id
 from tpukit.train.features import TableFeatures, WithFeatures
+from tpukit.train.labelled import LabelledTable, TableSettings, features_of
 from tpukit.train.target import Target
 from tpukit.train.target_loss import LOSSES, TargetLoss, balanced_weights
 
@@ -132,6 +133,14 @@ def test_features_of_missing_constant_and_new_values():
     beside = [found.values({**new, "kind": kind}).tolist() for kind in ("a", "b", "c")]
     a, b, c = model(torch.ones(3, 2), torch.tensor(beside)).flatten().tolist()
     assert c == pytest.approx((a + b) / 2, abs=1e-6)
+
+
+def test_all_features_are_without_the_index_of_pandas(tmp_path):
+    (tmp_path / "test.csv").write_text("Unnamed: 0,id,age\n0,b,4\n")
+    (tmp_path / "train.csv").write_text("Unnamed: 0,id,age,y\n0,a,3,0.5\n")
+    table, target = read_table(tmp_path / "train.csv"), Target("number", ("y",))
+    found = LabelledTable(table, "id", target, target.values(table))
+    assert features_of(found, TableSettings(str(tmp_path)), "all") == ["age"]
 
 
 def test_rows_of_one_id_have_their_own_features(tmp_path):
