@@ -101,6 +101,13 @@ def test_one_bad_cell_is_a_note(tmp_path):
     assert "cell 1" in report.notes[0]
 
 
+def test_a_note_on_a_file_that_a_cell_writes_names_the_line_of_the_cell(tmp_path):
+    cell = '{"cell_type": "code", "source": "%%writefile a.py\\nprint 3"}'
+    (tmp_path / "a.ipynb").write_text('{"cells": [' + cell + "]}")
+    (note,) = scan_paths([str(tmp_path / "a.ipynb")]).notes
+    assert "cell 1: invalid Python (line 2: " in note
+
+
 def test_order_is_by_place(tmp_path):
     for name in ("b.py", "a.py"):
         (tmp_path / name).write_text(XM + "xm.mark_step()\n")

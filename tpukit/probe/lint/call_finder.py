@@ -9,7 +9,7 @@ from itertools import chain
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
 from tpukit.probe.lint.cuda_forms import find_cuda_forms
-from tpukit.probe.lint.finding import ModuleFinding
+from tpukit.probe.lint.finding import Finding
 from tpukit.probe.lint.guards import conditions_around, has_alternative
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.old_forms import find_old_forms
@@ -31,7 +31,7 @@ _Place = ast.expr | ast.alias | ast.stmt
 _MAY_BE_TEXT = re.compile(r"^['\"]|(?i:kind)")
 
 
-def find_calls(module: Module, names: Names, table: CallTable) -> list[ModuleFinding]:
+def find_calls(module: Module, names: Names, table: CallTable) -> list[Finding]:
     """Every use of a row of the table in a parsed module."""
     assert module.tree is not None
     finder = _Finder(module, names, table)
@@ -50,7 +50,7 @@ class _Finder:
         self.module = module
         self.names = names
         self.table = table
-        self.places: list[ModuleFinding] = []
+        self.places: list[Finding] = []
         self._set_here: set[str] = set()
         """Environment variables that the lines above set."""
         self._other_meaning = cache(partial(other_meaning, names))
@@ -239,8 +239,8 @@ class _Finder:
     ) -> None:
         """at: a node, or a span in a shell line."""
         node, span = (None, at) if isinstance(at, tuple) else (at, self.module.span(at))
-        place = ModuleFinding(
-            *span, row.id, old, row.new, row.since, row.status, fix, name, row.effect, remark, node
+        place = Finding(
+            *span, row.id, old, row.new, row.since, row.status, row.effect, remark, fix, name, node
         )
         if place not in self.places:
             self.places.append(place)

@@ -3,30 +3,18 @@
 import difflib
 import io
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.errors import DataError
 from tpukit.io.files import replacing, sync_file
 from tpukit.knowledge.calls import LEFT
-from tpukit.probe.lint.finding import ModuleFinding
+from tpukit.probe.lint.finding import Finding
 from tpukit.probe.lint.prefilter import may_concern
 from tpukit.probe.lint.rewriting.notebook_text import with_sources
-from tpukit.probe.lint.scan import ignored, places_of, source_files
-from tpukit.probe.lint.source import (
-    Chunk,
-    Module,
-    Notebook,
-    cell_source,
-    decode_source,
-    notebook_modules,
-    python_module,
-    read_bytes,
-    read_notebook,
-    unmask,
-    with_indent,
-)
+from tpukit.probe.lint.scan import places_of, source_files
+from tpukit.probe.lint.source import Module, decode_source, read_bytes, source_modules
 
 GIT_SECONDS = 10.0
 
@@ -65,14 +53,20 @@ def plan_fix(path: Path, *, moves: str = "", whole: bool = True) -> FileFix | No
         text, encoding = decode_source(data)
         if text.encode(encoding) != data:
             return None
-        if path.suffix == ".ipynb":
-            new, fixed = _fixed_notebook(str(path), text, moves)
-        else:
-            new, fixed = _fixed_module(python_module(str(path), text), moves)
+        modules = source_modules(str(path), text)
     except DataError:
         return None
-    if not fixed or new == text:
+    fixed: list[Finding] = []
+    sources: dict[int | None, str] = {}
+    for module in (each for each in modules if not each.embedded):
+        after, places = _rewritten(module, moves)
+        before = module.parts(module.text)
+        for (chunk, old), (_, part) in zip(before, module.parts(after), strict=True):
+            sources |= {chunk.cell: chunk.source(part)} if part != old else {}
+        fixed += places
+    if not sources:
         return None
+    new = sources[None] if None in sources else with_sources(text, sources)
     remarks = tuple(dict.fromkeys(place.remark for place in fixed if place.remark))
     diff = unified(str(path), text, new)
     return FileFix(path, diff, new.encode(encoding), len(fixed), remarks)
@@ -89,60 +83,15 @@ def unified(path: str, old: str, new: str) -> str:
     )
 
 
-def _fixed_module(module: Module, moves: str) -> tuple[str, list[ModuleFinding]]:
+def _rewritten(module: Module, moves: str) -> tuple[str, list[Finding]]:
     from tpukit.probe.lint.rewriting.rewrite import rewrite
 
     if module.tree is None:
         return module.text, []
-    places = [p for p in places_of(module, moves=moves) if not ignored(p, module.lines)]
     exports = Path(module.path).name == "__init__.py"
     leaving = LEFT if moves == "torch_tpu" else ""
-    text, fixed = rewrite(module.text, module.tree, places, exports=exports, leaving=leaving)
-    return unmask(text), fixed
-
-
-# -- notebooks -----------------------------------------------------------------------------------
-_CELL_MARK = "#~tpukit cell~"
-
-
-def _fixed_notebook(path: str, text: str, moves: str) -> tuple[str, list[ModuleFinding]]:
-    notebook = read_notebook(path, text)
-    fixed: list[ModuleFinding] = []
-    sources: dict[int, str] = {}
-    for module in notebook_modules(path, notebook):
-        new, rewritten = _fixed_module(_marked(module), moves)
-        if rewritten:
-            sources |= _new_sources(notebook, module.chunks, new.split(f"{_CELL_MARK}\n"))
-            fixed += rewritten
-    return (with_sources(text, sources) if sources else text), fixed
-
-
-def _marked(module: Module) -> Module:
-    """The module with a comment line between its cells, to split it again after rewriting."""
-    parts = [
-        "\n".join(module.lines[chunk.first_line - 1 : chunk.first_line - 1 + chunk.lines])
-        for chunk in module.chunks
-    ]
-    if module.tree is None:
-        return module
-    return python_module(module.path, f"\n{_CELL_MARK}\n".join(parts))
-
-
-def _new_sources(
-    notebook: Notebook, chunks: Sequence[Chunk], parts: Sequence[str]
-) -> dict[int, str]:
-    """The rewritten texts of the cells that changed, by the cells' numbers from 0."""
-    found: dict[int, str] = {}
-    for index, (chunk, part) in enumerate(zip(chunks, parts, strict=True)):
-        number = (chunk.cell or 1) - 1
-        new = part if index == len(parts) - 1 else part.removesuffix("\n")
-        new = with_indent(chunk.indent, new) if chunk.indent else new
-        old = cell_source(notebook.cells[number])
-        if chunk.skipped:
-            new = f"{old.partition(chr(10))[0]}\n{new}"
-        if new != old and notebook.cells[number].get("cell_type") == "code":
-            found[number] = new
-    return found
+    places = places_of(module, moves=moves)
+    return rewrite(module.text, module.tree, places, exports=exports, leaving=leaving)
 
 
 # -- writing -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import gc
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
 
@@ -13,19 +13,11 @@ from tpukit.io.process import allowed_cores
 from tpukit.io.workers import worker_pool
 from tpukit.knowledge.calls import call_table, move_table
 from tpukit.probe.lint.call_finder import find_calls
-from tpukit.probe.lint.finding import Finding, ModuleFinding
+from tpukit.probe.lint.finding import Finding
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.prefilter import may_concern
 from tpukit.probe.lint.rules import find_by_rules
-from tpukit.probe.lint.source import (
-    Module,
-    decode_source,
-    embedded_modules,
-    notebook_modules,
-    python_module,
-    read_bytes,
-    read_notebook,
-)
+from tpukit.probe.lint.source import Module, decode_source, read_bytes, source_modules
 from tpukit.probe.lint.syntax import forget
 
 _IGNORE = re.compile(r"tpukit: ignore(?:\[([^]]*)\])?")
@@ -111,7 +103,9 @@ def scan_file(path: str, whole: bool = False, moves: str = "") -> tuple[list[Fin
         if not whole and not may_concern(data, moves=moves):
             return [], []
         gc.disable()  # garbage collection takes two thirds of the parsing time
-        return _scan(path, data, moves)
+        modules = source_modules(path, decode_source(data)[0])
+        found = [finding for module in modules for finding in module_findings(module, moves=moves)]
+        return found, [note for module in modules for note in module.notes]
     except DataError as error:
         return [], [error.message]
     finally:
@@ -119,38 +113,19 @@ def scan_file(path: str, whole: bool = False, moves: str = "") -> tuple[list[Fin
             gc.enable()
 
 
-def _scan(path: str, data: bytes, moves: str) -> tuple[list[Finding], list[str]]:
-    text, _ = decode_source(data)
-    if path.endswith(".ipynb"):
-        modules = notebook_modules(path, read_notebook(path, text))
-    else:
-        main = python_module(path, text)
-        modules = [main, *embedded_modules(main)]
-    found = [finding for module in modules for finding in module_findings(module, moves=moves)]
-    return found, [note for module in modules for note in module.notes]
-
-
 def module_findings(module: Module, *, moves: str = "") -> list[Finding]:
     """One module's findings in terms of files and cells."""
-    return [
-        Finding(
-            module.path,
-            *module.place(place.line, place.column + 1),
-            place.id,
-            place.old,
-            place.new,
-            place.since,
-            place.status,
-            place.fix is not None and not module.embedded,
-            place.effect,
-            _IN_A_TEXT if place.fix is not None and module.embedded else place.remark,
-        )
-        for place in places_of(module, moves=moves)
-        if not ignored(place, module.lines)
-    ]
+    return [_in_file(place, module) for place in places_of(module, moves=moves)]
 
 
-def places_of(module: Module, *, moves: str = "") -> list[ModuleFinding]:
+def _in_file(place: Finding, module: Module) -> Finding:
+    cell, line, column = module.place(place.line, place.column)
+    if place.fixable and module.embedded:
+        place = replace(place, fix=None, remark=_IN_A_TEXT)
+    return replace(place, path=module.path, cell=cell, line=line, column=column, node=None)
+
+
+def places_of(module: Module, *, moves: str = "") -> list[Finding]:
     """Everything found in a module, in order; nothing in one that does not parse."""
     if module.tree is None:
         return []
@@ -165,10 +140,11 @@ def places_of(module: Module, *, moves: str = "") -> list[ModuleFinding]:
         return []
     finally:
         forget(module.tree)
-    return sorted(places, key=lambda place: (place.line, place.column))
+    places.sort(key=lambda place: (place.line, place.column))
+    return [place for place in places if not _is_ignored(place, module.lines)]
 
 
-def ignored(place: ModuleFinding, lines: Sequence[str]) -> bool:
+def _is_ignored(place: Finding, lines: Sequence[str]) -> bool:
     """Whether a comment on its first or last line suppresses it, or what its `[id, ...]` names."""
     here = (lines[line - 1] for line in {place.line, place.end_line} if line <= len(lines))
     found = [match for match in map(_IGNORE.search, here) if match]

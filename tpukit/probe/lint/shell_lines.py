@@ -25,7 +25,7 @@ def find_in_shell_lines(
         at = line.index(MASK) + len(MASK)
         indent = len(line) - len(line.lstrip())
         for row, old, match in find_in_command(line[at:], table):
-            start = indent + match.start()
+            start = indent + match.start() + 1
             span = (number, start, number, start + len(match.group()))
             yield row, span, old, match.group()
 

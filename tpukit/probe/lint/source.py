@@ -10,6 +10,7 @@ import json
 import re
 import tokenize
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,9 @@ _MAGIC = re.compile(r"\s*(?:[!%?]|[\w.,\[\] ]+=\s*[!%])|.*\w\?{1,2}\s*$")
 _PYTHON_CELL_MAGICS = ("time", "timeit", "capture", "prun")
 _WRITEFILE = re.compile(r"%%(?:writefile|file)\s+(?:-a\s+)?(\S+\.py)\b")
 MASK = "#~tpukit~"
+_MASKED = re.compile(rf"(?:pass  )?{re.escape(MASK)}")
+CELL_END = "#~tpukit cell~"
+"""A line behind each cell in the text of a notebook."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,14 @@ class Chunk:
 
     first_line: int
     """In the module, from 1."""
-    lines: int
-    cell: int | None
-    skipped: int = 0
-    """Lines of the cell before it (the `%%writefile` line)."""
+    cell: int | None = None
     indent: str = ""
     """What every line of the cell starts with."""
+
+    def source(self, text: str) -> str:
+        """Its text as it was before magics were masked and the indent was taken away."""
+        lines = (_MASKED.sub("", line, count=1) for line in text.split("\n"))
+        return "\n".join(self.indent + line if line.strip() else line for line in lines)
 
 
 @dataclass
@@ -47,8 +53,8 @@ class Module:
     text: str
     chunks: list[Chunk]
     tree: ast.Module | None = None
-    embedded: bool = False
-    """Whether it is a string in another module; nothing is rewritten there."""
+    embedded: int = 0
+    """The line of another module on which it is a string; nothing is rewritten there."""
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -56,29 +62,25 @@ class Module:
         return self.text.split("\n")
 
     def span(self, node: ast.expr | ast.alias | ast.stmt) -> tuple[int, int, int, int]:
-        """(line, column, end line, end column) of a node, columns in characters from 0."""
+        """(line, column, end line, end column) of a node, columns in characters from 1."""
         end_line, end = node.end_lineno or node.lineno, node.end_col_offset or 0
         start = characters(self._line(node.lineno), node.col_offset)
-        return node.lineno, start, end_line, characters(self._line(end_line), end)
+        return node.lineno, start + 1, end_line, characters(self._line(end_line), end) + 1
 
     def _line(self, number: int) -> str:
         return self.lines[number - 1] if number <= len(self.lines) else ""
 
-    def place(self, line: int, column: int = 0) -> tuple[int | None, int, int]:
+    def place(self, line: int, column: int) -> tuple[int | None, int, int]:
         """(cell, line in it, column) of a place in the module."""
-        for chunk in reversed(self.chunks):
-            if line >= chunk.first_line:
-                at = line - chunk.first_line + 1 + chunk.skipped
-                return chunk.cell, at, column + len(chunk.indent)
-        return None, line, column
+        chunk = next(each for each in reversed(self.chunks) if line >= each.first_line)
+        at = self.embedded or line - chunk.first_line + 1
+        return chunk.cell, at, column + len(chunk.indent)
 
-
-@dataclass(frozen=True)
-class Notebook:
-    """The content of a notebook's file."""
-
-    document: dict[str, Any]
-    cells: list[dict[str, Any]]
+    def parts(self, text: str) -> Iterator[tuple[Chunk, str]]:
+        """What a new text makes of each chunk."""
+        cells = text.split(f"{CELL_END}\n")
+        parts = cells if len(cells) == 1 else (cell.removesuffix("\n") for cell in cells)
+        return zip(self.chunks, parts, strict=False)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -105,10 +107,9 @@ def decode_source(data: bytes) -> tuple[str, str]:
 
 def python_module(path: str, text: str) -> Module:
     """A Python file as a module; one exported from a notebook has its magics masked."""
-    chunks = [Chunk(1, text.count("\n") + 1, None)]
-    module = _parsed(Module(path, text, chunks), ": ")
+    module = _parsed(Module(path, text, [Chunk(1)]), ": ")
     if module.tree is None:
-        masked = _parsed(Module(path, mask_magics(text), chunks), ": ")
+        masked = _parsed(Module(path, mask_magics(text), [Chunk(1)]), ": ")
         return module if masked.tree is None else masked
     return module
 
@@ -142,18 +143,12 @@ def mask_magics(text: str) -> str:
     return "\n".join(masked)
 
 
-def unmask(text: str) -> str:
-    """Undoes `mask_magics` and `comment_out`."""
-    mask = re.compile(rf"(?:pass  )?{re.escape(MASK)}")
-    return "\n".join(mask.sub("", line, count=1) for line in text.split("\n"))
-
-
 def comment_out(text: str) -> str:
     """A cell in another language, as comments."""
     return "\n".join(f"{MASK}{line}" for line in text.split("\n"))
 
 
-def read_notebook(path: str, text: str) -> Notebook:
+def notebook_cells(path: str, text: str) -> list[dict[str, Any]]:
     """A notebook's cells. Raises DataError for an invalid file."""
     try:
         document = json.loads(text)
@@ -162,7 +157,7 @@ def read_notebook(path: str, text: str) -> Notebook:
     cells = document.get("cells") if isinstance(document, dict) else None
     if not isinstance(cells, list):
         raise DataError(f"{path}: invalid notebook (no cells)", "Save it in Jupyter's format 4.")
-    return Notebook(document, [cell if isinstance(cell, dict) else {} for cell in cells])
+    return [cell if isinstance(cell, dict) else {} for cell in cells]
 
 
 def cell_source(cell: dict[str, Any]) -> str:
@@ -175,26 +170,37 @@ def cell_source(cell: dict[str, Any]) -> str:
     return source if isinstance(source, str) else ""
 
 
-def notebook_modules(path: str, notebook: Notebook) -> list[Module]:
+def source_modules(path: str, text: str) -> list[Module]:
+    """The modules of a file: what it holds itself, and the files that it writes.
+
+    Raises DataError for an invalid notebook.
+    """
+    if path.endswith(".ipynb"):
+        return _notebook_modules(path, notebook_cells(path, text))
+    main = python_module(path, text)
+    return [main, *_embedded_modules(main)]
+
+
+def _notebook_modules(path: str, cells: Sequence[dict[str, Any]]) -> list[Module]:
     """The cells as one module, and every `%%writefile x.py` cell as one of its own."""
     joined: list[str] = []
-    chunks: list[Chunk] = []
-    written: list[Module] = []
-    main = Module(path, "", chunks)
+    main = Module(path, "", [])
+    modules = [main]
     line = 1
-    for number, cell in enumerate(notebook.cells, start=1):
+    for number, cell in enumerate(cells, start=1):
         source = cell_source(cell)
         if _WRITEFILE.match(source):
-            written.append(_written_file(path, source, number))
+            written = Module(path, f"{MASK}{source}", [Chunk(1, number)])
+            modules.append(_parsed(written, f", cell {number}: "))
         indent = _common_indent(source)
         source = "\n".join(line.removeprefix(indent) for line in source.split("\n"))
         text = _as_python(source, number, main)
-        count = text.count("\n") + 1
-        chunks.append(Chunk(line, count, number, indent=indent))
-        joined.append(text)
-        line += count
-    main.text = "\n".join(joined)
-    return [_parsed(main, ": its cells together are "), *written]
+        main.chunks.append(Chunk(line, number, indent))
+        joined += [text, CELL_END]
+        line += text.count("\n") + 2
+    main.text = "\n".join([*joined, ""])
+    _parsed(main, ": its cells together are ")
+    return modules
 
 
 def _common_indent(source: str) -> str:
@@ -205,32 +211,15 @@ def _common_indent(source: str) -> str:
     return indent if indent and all(line.startswith(indent) for line in lines) else ""
 
 
-def with_indent(indent: str, text: str) -> str:
-    """Undoes what was taken from a cell that is indented throughout."""
-    return "\n".join(indent + line if line.strip() else line for line in text.split("\n"))
-
-
-def embedded_modules(module: Module) -> list[Module]:
+def _embedded_modules(module: Module) -> Iterator[Module]:
     """The files that `get_ipython().run_cell_magic('writefile', 'x.py', '...')` writes."""
-    found: list[Module] = []
-    if module.tree is None or "run_cell_magic" not in module.text:
-        return found
-    for node in calls_of("run_cell_magic", ast.walk(module.tree)):
+    is_notebook = module.tree is not None and "run_cell_magic" in module.text
+    for node in calls_of("run_cell_magic", ast.walk(module.tree)) if is_notebook else ():  # type: ignore[arg-type]
         values = [a.value for a in node.args if isinstance(a, ast.Constant)]
-        if len(values) != 3 or values[0] != "writefile":
-            continue
-        if str(values[1]).split(" ")[-1].endswith(".py"):
+        is_file = len(values) == 3 and values[0] == "writefile"
+        if is_file and str(values[1]).split(" ")[-1].endswith(".py"):
             text = str(values[2])
-            # Every line of it stands on that one line.
-            chunks = [Chunk(n, 1, None, node.lineno - 1) for n in range(1, text.count("\n") + 2)]
-            found.append(Module(module.path, text, chunks, parse_python(text)[0], embedded=True))
-    return found
-
-
-def _written_file(path: str, source: str, number: int) -> Module:
-    text = source.partition("\n")[2]
-    return _parsed(Module(path, text, [Chunk(1, text.count("\n") + 1, number, skipped=1)]),
-                   f", cell {number}: ")  # fmt: skip
+            yield Module(module.path, text, [Chunk(1)], parse_python(text)[0], node.lineno)
 
 
 def _parsed(module: Module, where: str) -> Module:

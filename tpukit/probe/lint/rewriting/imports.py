@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
-from tpukit.probe.lint.finding import ModuleFinding
+from tpukit.probe.lint.finding import Finding
 from tpukit.probe.lint.names import Binding, Names, Scope, imported_packages
 from tpukit.probe.lint.source import MASK
 from tpukit.probe.lint.syntax import FUNCTIONS, nodes_below, of_kind
@@ -94,7 +94,7 @@ class ImportEdits:
     def unused(
         self,
         after: ast.Module,
-        rewritten: list[ModuleFinding],
+        rewritten: list[Finding],
         lines: Sequence[str],
         leaving: str = "",
     ) -> set[ast.alias]:
@@ -106,7 +106,7 @@ class ImportEdits:
         quoted = _quoted_words(self.names.tree, lines)
         places = [place for place in rewritten if place.fix and place.fix.to]
         nodes = {place.node for place in places}
-        roots = {re.split(r"\W", lines[place.line - 1][place.column :])[0] for place in places}
+        roots = {re.split(r"\W", lines[place.line - 1][place.column - 1 :])[0] for place in places}
         old, new = (of_kind(ast.walk(tree), *FUNCTIONS) for tree in (self.names.tree, after))
         then: dict[ast.AST, ast.AST] = dict(zip(old, new, strict=True))
         unused: set[ast.alias] = set()

@@ -8,11 +8,11 @@ _DECODER = json.JSONDecoder(strict=False)
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
-def with_sources(text: str, sources: Mapping[int, str]) -> str:
-    """The notebook's text with new sources for some cells (their numbers, from 0)."""
+def with_sources(text: str, sources: Mapping[int | None, str]) -> str:
+    """The notebook's text with new sources for some cells (their numbers, from 1)."""
     edits: list[tuple[int, int, str]] = []
     cells, _ = _members(text, _after_space(text, 0))["cells"]
-    for number, (cell, _) in enumerate(_elements(text, cells)):
+    for number, (cell, _) in enumerate(_elements(text, cells), start=1):
         if number in sources:
             start, end = _members(text, cell)["source"]
             edits.append((start, end, _encoded(text[start:end], sources[number])))

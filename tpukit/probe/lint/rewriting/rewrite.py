@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 from tpukit.knowledge.calls import Fix
-from tpukit.probe.lint.finding import ModuleFinding
+from tpukit.probe.lint.finding import Finding
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.rewriting.calls import (
     IN_PLACE,
@@ -30,11 +30,11 @@ _IMPORTS = (ast.Import, ast.ImportFrom)
 def rewrite(
     text: str,
     tree: ast.Module,
-    places: Sequence[ModuleFinding],
+    places: Sequence[Finding],
     *,
     exports: bool = False,
     leaving: str = "",
-) -> tuple[str, list[ModuleFinding]]:
+) -> tuple[str, list[Finding]]:
     """The module's text with every place that has a fix rewritten where possible, and those.
 
     exports: other modules import names from this one, so unused imports stay.
@@ -79,7 +79,7 @@ class _Rewriter:
         self._moved: dict[ast.alias, str] = {}
         """Imported modules that stand elsewhere, and the statement that imports them."""
 
-    def makes(self, place: ModuleFinding) -> bool:
+    def makes(self, place: Finding) -> bool:
         """Notes the edits of a place; whether there are any."""
         node, fix = place.node, place.fix
         assert fix is not None
@@ -89,7 +89,7 @@ class _Rewriter:
             return self._literal(node, fix, place.line)
         return isinstance(node, NAMED) and self._used(node, fix, place)
 
-    def _used(self, node: ast.Name | ast.Attribute, fix: Fix, place: ModuleFinding) -> bool:
+    def _used(self, node: ast.Name | ast.Attribute, fix: Fix, place: Finding) -> bool:
         call = self.imports.names.call_of(node)
         if call and fix.special in ("removed", "sync"):
             return self._statement(call, fix, place.line)
@@ -121,7 +121,7 @@ class _Rewriter:
 
     # -- expressions ------------------------------------------------------------------------------
     def _expression(
-        self, place: ModuleFinding, fix: Fix, node: ast.Name | ast.Attribute
+        self, place: Finding, fix: Fix, node: ast.Name | ast.Attribute
     ) -> str | None:
         kind, _, last = fix.special.partition(":")
         name = place.name.rpartition(".")[2]
@@ -150,7 +150,7 @@ class _Rewriter:
 
     # -- calls ------------------------------------------------------------------------------------
     def _called(
-        self, function: ast.Name | ast.Attribute, call: ast.Call, fix: Fix, place: ModuleFinding
+        self, function: ast.Name | ast.Attribute, call: ast.Call, fix: Fix, place: Finding
     ) -> bool:
         new: str | None = ""
         if fix.special == "dataloader-configuration":
@@ -234,7 +234,7 @@ class _Rewriter:
             yield Edit(at, at, f"{text}{self.source.newline}")
 
     # -- imports ----------------------------------------------------------------------------------
-    def _imported(self, node: ast.alias | ast.ImportFrom, fix: Fix, place: ModuleFinding) -> bool:
+    def _imported(self, node: ast.alias | ast.ImportFrom, fix: Fix, place: Finding) -> bool:
         start, _ = self.source.span(node)
         if isinstance(node, ast.ImportFrom):
             named = re.compile(r"from\s+").match(self.source.text, start)

@@ -2,7 +2,7 @@
 
 import ast
 
-from tpukit.probe.lint.finding import ModuleFinding
+from tpukit.probe.lint.finding import Finding
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.rules import evaluation, making, ranks, steps, training, xla
 from tpukit.probe.lint.rules.code import Code
@@ -33,7 +33,7 @@ ON_TPU: tuple[type[Rule], ...] = (
 RULES = (*MISTAKES, *RANKS, *ON_TPU)
 
 
-def find_by_rules(module: Module, names: Names, *, to_xla: bool = False) -> list[ModuleFinding]:
+def find_by_rules(module: Module, names: Names, *, to_xla: bool = False) -> list[Finding]:
     """What the rules find in a parsed module.
 
     to_xla: the module is to run on torch_xla, which it does not import yet: the rules for a TPU.
@@ -46,7 +46,7 @@ def find_by_rules(module: Module, names: Names, *, to_xla: bool = False) -> list
     for rule in rules:
         for kind in rule.nodes:
             by_kind.setdefault(kind, []).append(rule)
-    found: dict[ModuleFinding, None] = {}
+    found: dict[Finding, None] = {}
     for node in nodes_below(module.tree) if rules else ():
         for rule in by_kind.get(type(node), ()):
             for place, old in rule.visit(node):
@@ -54,6 +54,6 @@ def find_by_rules(module: Module, names: Names, *, to_xla: bool = False) -> list
     return list(found)
 
 
-def _finding(rule: Rule, span: tuple[int, int, int, int], old: str) -> ModuleFinding:
+def _finding(rule: Rule, span: tuple[int, int, int, int], old: str) -> Finding:
     status = "removed" if rule.effect == "raises" else "habit"
-    return ModuleFinding(*span, rule.id, old, rule.new, "XLA", status, effect=rule.effect)  # type: ignore[arg-type]
+    return Finding(*span, rule.id, old, rule.new, "XLA", status, effect=rule.effect)  # type: ignore[arg-type]
