@@ -36,6 +36,11 @@ class Fix:
     """Keywords to add where they are not given."""
     module: str = ""
     member: str = ""
+    call: str = ""
+    """What to write in the call's place; of {call}, of an argument by its name, of {held} (what the
+    method is called on; {held.} with the dot) the text stays, {rest} are the elements of `args`."""
+    use: str = ""
+    """What to write in place of the name alone."""
     special: str = ""
 
 

@@ -2,15 +2,16 @@
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
+from typing import Any
 
 from tpukit.knowledge.calls import CallTable, Fix, OldCall
 from tpukit.probe.lint.cuda_forms import find_cuda_forms
 from tpukit.probe.lint.finding import Finding
-from tpukit.probe.lint.guards import conditions_around, has_alternative
+from tpukit.probe.lint.guards import has_alternative, is_guarded
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.old_forms import find_old_forms
 from tpukit.probe.lint.rewriting.fixability import left_alone, other_meaning, taken_away
@@ -36,7 +37,8 @@ def find_calls(module: Module, names: Names, table: CallTable) -> list[Finding]:
     assert module.tree is not None
     finder = _Finder(module, names, table)
     for node in nodes_below(module.tree):
-        finder.visit(node)
+        if visit := finder.visits.get(type(node)):
+            visit(node)
     finder.unused_imports()
     finder.old_forms()
     finder.shell_lines()
@@ -58,43 +60,36 @@ class _Finder:
         self._imported: list[tuple[str, ast.alias, OldCall, str]] = []
         self._methods = table.lasts | SHELL_CALLS | {name.rpartition(".")[2] for name in WRITERS}
 
-    def visit(self, node: ast.AST) -> None:
-        if isinstance(node, NAMED):
-            if type(node.ctx) is ast.Load:
-                self._use(node)
-        elif isinstance(node, ast.Call):
-            self._call(node)
-            self._getattr(node)
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                row, name = self._module_row(alias.name)
-                if row is not None:
-                    self._found(alias, row, name)
-        elif isinstance(node, ast.ImportFrom):
-            self._import_from(node)
-        elif isinstance(node, ast.Subscript):
-            self._environment_item(node)
+        self.visits: dict[type[ast.AST], Callable[[Any], None]] = {
+            ast.Name: self._name, ast.Attribute: self._attribute, ast.Call: self._call,
+            ast.Import: self._import, ast.ImportFrom: self._import_from,
+            ast.Subscript: self._environment_item,
+        }  # fmt: skip
 
     def _meanings(self, node: ast.expr, at: ast.AST) -> list[str]:
         return self.names.resolve(node, self.names.scope_of(at))
 
     # -- names ------------------------------------------------------------------------------------
-    def _use(self, node: ast.Name | ast.Attribute) -> None:
-        if isinstance(node, ast.Name):
+    def _name(self, node: ast.Name) -> None:
+        if type(node.ctx) is ast.Load:
             self._loaded.add(node.id)
-            if node.id not in self.names.followed and not self.names.has_stars:
-                # An alias made by an assignment is reported at the assignment.
-                return
-        elif node.attr not in self.table.lasts:
-            return
+            # An alias made by an assignment is reported at the assignment.
+            if node.id in self.names.followed or self.names.has_stars:
+                self._use(node)
+
+    def _attribute(self, node: ast.Attribute) -> None:
+        if node.attr in self.table.lasts and type(node.ctx) is ast.Load:
+            meanings = self._use(node)
+            modules = [m for m in meanings if m in self.table.modules]
+            if modules and len(modules) == len(meanings):
+                self._found(node, self.table.modules[modules[0]], modules[0])
+
+    def _use(self, node: ast.Name | ast.Attribute) -> list[str]:
         meanings = self._meanings(node, node)
         for row, name in self._rows(meanings):
             if row.kind in ("name", "attribute"):
                 self._found(node, row, name)
-        if isinstance(node, ast.Attribute):
-            modules = [m for m in meanings if m in self.table.modules]
-            if modules and len(modules) == len(meanings):
-                self._found(node, self.table.modules[modules[0]], modules[0])
+        return meanings
 
     def _rows(self, meanings: Sequence[str]) -> Iterator[tuple[OldCall, str]]:
         """Rows for a name, unless it may also mean something else."""
@@ -110,6 +105,7 @@ class _Finder:
                     self._found(node, row, name, fixable=False)
 
     def _call(self, node: ast.Call) -> None:
+        self._getattr(node)
         if isinstance(node.func, ast.Attribute) and node.func.attr not in self._methods:
             return
         meanings = self._meanings(node.func, node)
@@ -124,6 +120,12 @@ class _Finder:
             self._shell_call(node)
 
     # -- imports ----------------------------------------------------------------------------------
+    def _import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            row, name = self._module_row(alias.name)
+            if row is not None:
+                self._found(alias, row, name)
+
     def _import_from(self, node: ast.ImportFrom) -> None:
         if node.level or node.module is None:
             return
@@ -209,8 +211,7 @@ class _Finder:
         is_import = isinstance(node, ast.alias | ast.ImportFrom)
         at = within or node
         # A test of a release says nothing about another device.
-        guarding = () if row.id in self.table.moves else conditions_around(self.names, at)
-        if any(condition.covers(row, name) for condition in guarding):
+        if row.id not in self.table.moves and is_guarded(self.names, at, row, name):
             return
         shown = {"file": self.module.text, "line": self.module.lines[node.lineno - 1]}
         if any(re.search(text, shown[k]) for k in shown for text in row.unless.get(k, ())):

@@ -8,7 +8,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import TypeGuard
 
 from tpukit.knowledge.calls import OldCall
 from tpukit.probe.lint.names import Names, Scope, imported_packages
@@ -45,38 +45,56 @@ class Guard:
         return self.name in related or (self.of_module and root == self.package)
 
 
-@dataclass
-class Condition:
-    """A test or the body of a `try` around a node; evaluated lazily."""
+def is_guarded(names: Names, node: ast.AST, row: OldCall, qualified: str) -> bool:
+    """Whether a use of a row runs only in releases where it is right."""
+    return any(guard.covers(row, qualified) for guard in _guards_around(names, node))
+
+
+def _guards_around(names: Names, node: ast.AST) -> Iterator[Guard]:
+    """Those of the tests that decide whether a node runs, also early returns and assertions above
+    it, and of the other half of a `try` that supports old releases."""
+    for outer, inner in names.around(node):
+        reader = _Reader(names, names.scope_of(outer))
+        for block in (getattr(outer, name, None) for name in ("body", "orelse", "finalbody")):
+            if isinstance(block, list) and inner in block:
+                for test in filter(None, map(early_test, block[: block.index(inner)])):
+                    yield from reader.of_test(test)
+        if isinstance(outer, _TESTS):
+            # Also `hasattr(xm, "x") and xm.x()`.
+            test = outer.values[0] if isinstance(outer, ast.BoolOp) else outer.test
+            yield from reader.of_test(test)
+        elif isinstance(outer, ast.Try) and inner in _fallbacks(outer):
+            yield from reader.of_body(outer.body)
+        elif isinstance(outer, ast.Try) and inner in outer.body:
+            # `try: n = xm.old() except AttributeError: n = xr.new()`
+            for handler in _fallbacks(outer):
+                if _catches(handler, ("AttributeError",)):
+                    yield from reader.of_body(handler.body)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the guards of tests in a scope."""
 
     names: Names
-    about: ast.expr | list[ast.stmt]
     scope: Scope
-
-    @cached_property
-    def guards(self) -> list[Guard]:
-        is_body = isinstance(self.about, list)
-        return self._of_body(self.about) if is_body else self._of_test(self.about)  # type: ignore[arg-type]
-
-    def covers(self, row: OldCall, qualified: str) -> bool:
-        return any(guard.covers(row, qualified) for guard in self.guards)
 
     def _meanings(self, node: ast.expr) -> list[str]:
         return self.names.resolve(node, self.scope)
 
-    def _of_test(self, test: ast.expr, depth: int = 3) -> list[Guard]:
+    def of_test(self, test: ast.expr, depth: int = 3) -> Iterator[Guard]:
         """`hasattr(xm, "x")`, `version.parse(torch.__version__) < ...`, `is_torch_version(...)`."""
-        found: list[Guard] = []
         for node in ast.walk(test):
             if isinstance(node, ast.Call):
-                found += self._of_call(node)
+                yield from self._of_call(node)
+            elif isinstance(node, ast.Attribute) and node.attr == "__version__":
+                yield from (Guard(_root(name)) for name in self._meanings(node.value))
             elif isinstance(node, ast.Attribute):
-                found += self._of_attribute(node)
+                yield from _of_word(node.attr)
             elif isinstance(node, ast.Name):
-                found += self._of_name(node, depth)
+                yield from self._of_name(node, depth)
             elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
-                found += _of_variable(node.left)
-        return found
+                yield from _of_variable(node.left)
 
     def _of_call(self, node: ast.Call) -> list[Guard]:
         function = source_text(node.func).rpartition(".")[2]
@@ -92,53 +110,24 @@ class Condition:
             return _of_variable(node.args[0])
         return []
 
-    def _of_attribute(self, node: ast.Attribute) -> list[Guard]:
-        if node.attr == "__version__":
-            return [Guard(_root(name)) for name in self._meanings(node.value)]
-        return _of_word(node.attr)
-
     def _of_name(self, node: ast.Name, depth: int) -> list[Guard]:
         found = _of_word(node.id)
         if node.id in self.names.followed:
             meanings = self._meanings(node)
             found += [Guard(_root(m)) for m in meanings if m.endswith(".__version__")]
-        if not found and depth and node.id not in self.names.followed:
+        elif not found and depth:
             # `new = hasattr(xm, "x")`, and `if new` below.
-            for value in filter(None, self.names.values(node.id)):
-                found += self._of_test(value, depth - 1) if _is_test(value) else []
+            for value in filter(_is_test, self.names.values(node.id)):
+                found += self.of_test(value, depth - 1)
         return found
 
-    def _of_body(self, body: Iterable[ast.stmt]) -> list[Guard]:
+    def of_body(self, body: Iterable[ast.stmt]) -> Iterator[Guard]:
         """The packages that the body of a `try` imports or uses: its handler is about those."""
-        found: set[str] = set()
-        for statement in body:
-            for node in ast.walk(statement):
-                if isinstance(node, ast.Import | ast.ImportFrom):
-                    found |= set(map(_root, imported_packages(node)))
-                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                    found |= {_root(name) for name in self._meanings(node)}
-        return [Guard(package) for package in sorted(found) if package]
-
-
-def conditions_around(names: Names, node: ast.AST) -> Iterator[Condition]:
-    """The tests that decide whether a node runs, also early returns and assertions above it, and
-    the other half of a `try` that supports old releases."""
-    for outer, inner in names.around(node):
-        scope = names.scope_of(outer)
-        for block in (getattr(outer, name, None) for name in ("body", "orelse", "finalbody")):
-            if isinstance(block, list) and inner in block:
-                early = map(early_test, block[: block.index(inner)])
-                yield from (Condition(names, test, scope) for test in early if test is not None)
-        if isinstance(outer, _TESTS):
-            # Also `hasattr(xm, "x") and xm.x()`.
-            test = outer.values[0] if isinstance(outer, ast.BoolOp) else outer.test
-            yield Condition(names, test, scope)
-        elif isinstance(outer, ast.Try) and inner in _fallbacks(outer):
-            yield Condition(names, outer.body, scope)
-        elif isinstance(outer, ast.Try) and inner in outer.body:
-            # `try: n = xm.old() except AttributeError: n = xr.new()`
-            caught = (h for h in _fallbacks(outer) if _catches(h, ("AttributeError",)))
-            yield from (Condition(names, handler.body, scope) for handler in caught)
+        for node in (node for statement in body for node in ast.walk(statement)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield from map(Guard, map(_root, imported_packages(node)))
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                yield from map(Guard, map(_root, self._meanings(node)))
 
 
 def has_alternative(names: Names, node: ast.AST) -> bool:
@@ -194,7 +183,7 @@ def ends(body: Sequence[ast.stmt]) -> bool:
     return isinstance(last, _ENDS)
 
 
-def _is_test(value: ast.expr) -> bool:
+def _is_test(value: ast.expr | None) -> TypeGuard[ast.expr]:
     """Whether a value may be a guard's: a comparison, `hasattr(...)`, a parsed version."""
     if isinstance(value, ast.Compare | ast.BoolOp | ast.UnaryOp):
         return True

@@ -10,26 +10,24 @@ import ast
 import builtins
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from tpukit.knowledge.calls import rule_data
-from tpukit.probe.lint.syntax import children, nodes_below, of_kind
+from tpukit.probe.lint.syntax import ELSEWHERE, NAMED, children, keep_below, of_kind
 
 _MOST_STEPS = 12
 """Maximum length of a chain of aliases, so that a cycle ends."""
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _IMPORTS = (ast.Import, ast.ImportFrom)
 _ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.NamedExpr)
 _PLAIN_TEXTS = (ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping)
 _DECLARATIONS = (ast.Global, ast.Nonlocal)
 _BIND_NOTHING = {
-    ast.Attribute, ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.Constant, ast.Dict, ast.Expr,
-    ast.If, ast.List, ast.Return, ast.Subscript, ast.Tuple, ast.keyword,
+    ast.Assign, ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.Constant, ast.Dict, ast.Expr,
+    ast.For, ast.If, ast.List, ast.Return, ast.Subscript, ast.Tuple, ast.arguments, ast.keyword,
 }  # fmt: skip
 """The most frequent of the nodes that bind no name themselves."""
 _WITH_ROOT = (ast.Attribute, ast.Call)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES = (*ELSEWHERE, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 @dataclass
@@ -65,6 +63,7 @@ class Names:
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
+        self.parents: dict[ast.AST, ast.AST] = {}
         self.module = Scope(None)
         self.scopes: dict[ast.AST, Scope] = {tree: self.module}
         self.attributes: dict[str, list[tuple[ast.expr, Scope]]] = {}
@@ -74,7 +73,7 @@ class Names:
         """Local names that an import binds somewhere in the module."""
         self.packages: set[str] = set()
         """What the module imports, also within its functions."""
-        self._collect_body(tree, self.module)
+        self._walk(tree, self.module, [])
         self.has_stars = any(scope.stars for scope in self.scopes.values())
         self._binding: dict[str, list[Scope]] = {}
         """Name -> the scopes that bind it."""
@@ -83,10 +82,6 @@ class Names:
                 self._binding.setdefault(name, []).append(scope)
 
     # -- what stands around a node ----------------------------------------------------------------
-    @cached_property
-    def parents(self) -> dict[ast.AST, ast.AST]:
-        return {child: node for node in nodes_below(self.tree) for child in children(node)}
-
     def around(self, node: ast.AST) -> Iterator[tuple[Any, ast.AST]]:
         """The nodes around a node, innermost first, each with the one inside it."""
         while node in self.parents:
@@ -219,81 +214,43 @@ class Names:
             scope = scope.parent
 
     # -- what binds a name ------------------------------------------------------------------------
-    def _collect_body(self, node: ast.AST, scope: Scope) -> None:
+    def _walk(self, node: ast.AST, scope: Scope, order: list[ast.AST]) -> None:
+        """The one walk of the module: scopes, parents, and the order of the nodes."""
+        start = len(order)
+        order.append(node)
+        if type(node) not in _BIND_NOTHING and type(getattr(node, "ctx", None)) is not ast.Load:
+            scope = self._bound(node, scope)
         for child in children(node):
-            self._collect(child, scope)
+            self.parents[child] = node
+            self._walk(child, scope, order)
+        keep_below(node, order, start)
 
-    def _collect(self, node: ast.AST, scope: Scope) -> None:
-        if type(node) in _BIND_NOTHING:
-            self._collect_body(node, scope)
-        elif isinstance(node, ast.Name):
-            if not isinstance(node.ctx, ast.Load):
-                scope.bind(node.id, Binding())
-        elif isinstance(node, _ASSIGNMENTS):
-            self._collect_assignment(node, scope)
-        elif isinstance(node, _FUNCTIONS):
-            self._collect_function(node, scope)
+    def _bound(self, node: ast.AST, scope: Scope) -> Scope:
+        """Binds the names of a node in a scope; the scope of what is below the node."""
+        if isinstance(node, NAMED):
+            outer = self.parents[node]
+            value = outer.value if isinstance(outer, _ASSIGNMENTS) else None
+            if isinstance(node, ast.Name):
+                scope.bind(node.id, Binding(value=value))
+            elif value is not None and (key := _attribute_key(node)):
+                self.attributes.setdefault(key, []).append((value, scope))
         elif isinstance(node, _IMPORTS):
             self.followed.update(_bind_import(node, scope))
             self.packages |= imported_packages(node)
-        elif isinstance(node, ast.ClassDef):
-            scope.bind(node.name, Binding())
-            self.scopes[node] = Scope(scope, is_class=True)
-            for part in (*node.decorator_list, *node.bases, *node.keywords):
-                self._collect(part, scope)
-            for statement in node.body:
-                self._collect(statement, self.scopes[node])
-        elif isinstance(node, _COMPREHENSIONS):
-            self.scopes[node] = Scope(scope)
-            self._collect_body(node, self.scopes[node])
+        elif isinstance(node, ast.arg):
+            annotated = _annotated_class(node.annotation)
+            scope.bind(node.arg, Binding(value=annotated, instance=annotated is not None))
         elif isinstance(node, _DECLARATIONS):
             scope.outer.update(node.names)
-        else:
-            self._bind_others(node, scope)
-            self._collect_body(node, scope)
-
-    def _bind_others(self, node: ast.AST, scope: Scope) -> None:
-        """Names that are plain texts in the tree: `except E as name`, patterns of `match`."""
-        name = getattr(node, "name", None) or getattr(node, "rest", None)
-        if isinstance(name, str) and isinstance(node, _PLAIN_TEXTS):
-            scope.bind(name, Binding())
-
-    def _collect_assignment(
-        self, node: ast.Assign | ast.AnnAssign | ast.NamedExpr, scope: Scope
-    ) -> None:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        value = node.value
-        if value is not None:
-            self._collect(value, scope)
-        for target in targets:
-            if isinstance(target, ast.Name):
-                scope.bind(target.id, Binding(value=value))
-                continue
-            if value is not None and (key := _attribute_key(target)):
-                self.attributes.setdefault(key, []).append((value, scope))
-            self._collect(target, scope)
-
-    def _collect_function(
-        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, scope: Scope
-    ) -> None:
-        own = self.scopes[node] = Scope(scope)
-        arguments = node.args
-        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        every += [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
-        for argument in every:
-            annotated = _annotated_class(argument.annotation)
-            own.bind(argument.arg, Binding(value=annotated, instance=annotated is not None))
-        for default in (*arguments.defaults, *arguments.kw_defaults):
-            if default is not None:
-                self._collect(default, scope)
-        if isinstance(node, ast.Lambda):
-            self._collect(node.body, own)
-            return
-        scope.bind(node.name, Binding())
-        for decorator in node.decorator_list:
-            self._collect(decorator, scope)
-        for statement in node.body:
-            self._collect(statement, own)
+        elif isinstance(node, _PLAIN_TEXTS):
+            if name := getattr(node, "name", None) or getattr(node, "rest", None):
+                scope.bind(name, Binding())
+        elif isinstance(node, _SCOPES):
+            if name := getattr(node, "name", ""):
+                scope.bind(name, Binding())
+            self.scopes[node] = Scope(scope, is_class=isinstance(node, ast.ClassDef))
+            return self.scopes[node]
+        return scope
 
 
 def _attribute_key(node: ast.expr) -> str:

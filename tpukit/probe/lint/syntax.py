@@ -56,20 +56,14 @@ def children(node: ast.AST) -> list[ast.AST]:
 
 
 def nodes_below(node: ast.AST) -> list[ast.AST]:
-    """A node and all below it that may hold names, in their order; walked once in a module."""
-    fields = node.__dict__
-    order, start, end = fields.get(_BELOW) or _walked(node, [])
-    return order[start:end]
+    """A node of a walked module (`Names`) and all below it that may hold names, in their order."""
+    order, start, end = node.__dict__.get(_BELOW, ([node], 0, 1))
+    return order[start:end]  # type: ignore[no-any-return]
 
 
-def _walked(node: ast.AST, order: list[ast.AST]) -> tuple[list[ast.AST], int, int]:
-    """Adds a node's own nodes to the list of all, and keeps in it where they stand there."""
-    start = len(order)
-    order.append(node)
-    for child in children(node):
-        _walked(child, order)
-    node.__dict__[_BELOW] = found = (order, start, len(order))
-    return found
+def keep_below(node: ast.AST, order: list[ast.AST], start: int) -> None:
+    """Keeps in a node that those at the end of a list are its own."""
+    node.__dict__[_BELOW] = (order, start, len(order))
 
 
 def forget(tree: ast.Module) -> None:

@@ -9,8 +9,7 @@ from tpukit.knowledge.calls import Fix
 from tpukit.probe.lint.rewriting.text import Edit, SourceText, without
 from tpukit.probe.lint.syntax import argument
 
-IN_PLACE = ("builtin", "code", "launch", "method", "sent", "to-device")
-"""Values of `Fix.special` that put another expression in a call's place."""
+_FIELD = re.compile(r"\{([\w.]+)\}")
 _PLAIN = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 _FP16 = ("fp16", "use_fp16")
 _LOADER = ("dispatch_batches", "even_batches", "use_seedable_sampler")
@@ -96,46 +95,43 @@ class Arguments:
         yield from self.changed
 
 
-def edits_in_place(source: SourceText, call: ast.Call, fix: Fix, to: str) -> Iterator[Edit]:
-    """Puts what torch_tpu or torch_xla has instead into a call's place; nothing where an argument
-    is missing.
+def filled(source: SourceText, node: ast.expr, fix: Fix, template: str) -> list[Edit]:
+    """Puts a template (see `Fix.call`) into the place of a call or a name: what stands in its
+    fields stays, with the edits in it; nothing where an argument is missing."""
+    edits: list[Edit] = []
+    at, end = source.span(node)
+    literal, *parts = _FIELD.split(template)
+    for name, behind in zip(parts[::2], parts[1::2], strict=True):
+        start, stop, opened, closed = at, at, "", ""
+        if name == "call":
+            stop = end
+        elif name.startswith("held"):
+            function = node.func if isinstance(node, ast.Call) else node
+            if not isinstance(function, ast.Attribute):
+                return []
+            held = source.of(function).removesuffix(function.attr)
+            stop += len(held if name.endswith(".") else re.sub(r"\s*\.\s*$", "", held))
+        elif isinstance(node, ast.Call) and name == "rest":
+            opened = _rest(source, argument(node, "args", 1))
+        elif isinstance(node, ast.Call):
+            value = argument(node, name, fix.parameters.index(name))
+            if value is None:
+                return []
+            start, stop = source.span(value)
+            opened, closed = ("", "") if isinstance(value, _PLAIN) else ("(", ")")
+        edits.append(Edit(at, start, literal + opened))
+        at, literal = stop, closed + behind
+    return [*edits, Edit(at, end, literal)]
 
-    to: `fix.to` as it is written here.
-    """
-    start, end = source.span(call)
-    function = source.span(call.func)[1]
-    if fix.special == "code":
-        yield Edit(start, end, to)
-    elif fix.special == "builtin":
-        yield Edit(start, function, to)
-    elif fix.special == "sent":
-        yield Edit(end, end, f".to({to})")
-    elif fix.special == "to-device" and isinstance(call.func, ast.Attribute):
-        yield Edit(function - len(call.func.attr), end, f"to({to})")
-    elif fix.special == "method":
-        holder = argument(call, fix.parameters[0], 0)
-        if holder is not None:
-            first, last = source.span(holder)
-            opened, closed = ("", "") if isinstance(holder, _PLAIN) else ("(", ")")
-            yield Edit(start, first, opened)
-            yield Edit(last, end, f"{closed}.{to}()")
-    elif fix.special == "launch":
-        launched = argument(call, "fn", 0)
-        if launched is not None:
-            values = [to, *_values(source, argument(call, "args", 1))]
-            yield Edit(start, end, f"{_operand(source, launched)}({', '.join(values)})")
 
-
-def _values(source: SourceText, arguments: ast.expr | None) -> list[str]:
-    """`args=(a, b)` as arguments."""
+def _rest(source: SourceText, arguments: ast.expr | None) -> str:
+    """`args=(a, b)` as further arguments."""
     if isinstance(arguments, ast.Tuple):
-        return list(map(source.of, arguments.elts))
-    return [f"*{_operand(source, arguments)}"] if arguments is not None else []
-
-
-def _operand(source: SourceText, node: ast.expr) -> str:
-    text = source.of(node)
-    return text if isinstance(node, _PLAIN) else f"({text})"
+        return "".join(f", {source.of(each)}" for each in arguments.elts)
+    if arguments is None:
+        return ""
+    text = source.of(arguments)
+    return f", *{text}" if isinstance(arguments, _PLAIN) else f", *({text})"
 
 
 def moved_text(literal: str, to: str) -> str:

@@ -104,7 +104,7 @@ class ImportEdits:
         too, and those that nothing used.
         """
         quoted = _quoted_words(self.names.tree, lines)
-        places = [place for place in rewritten if place.fix and place.fix.to]
+        places = [p for p in rewritten if p.fix and (p.fix.to or p.fix.call or p.fix.use)]
         nodes = {place.node for place in places}
         roots = {re.split(r"\W", lines[place.line - 1][place.column - 1 :])[0] for place in places}
         old, new = (of_kind(ast.walk(tree), *FUNCTIONS) for tree in (self.names.tree, after))

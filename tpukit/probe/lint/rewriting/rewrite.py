@@ -9,9 +9,8 @@ from tpukit.knowledge.calls import Fix
 from tpukit.probe.lint.finding import Finding
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.rewriting.calls import (
-    IN_PLACE,
     Arguments,
-    edits_in_place,
+    filled,
     is_about_arguments,
     moved_text,
 )
@@ -91,10 +90,11 @@ class _Rewriter:
 
     def _used(self, node: ast.Name | ast.Attribute, fix: Fix, place: Finding) -> bool:
         call = self.imports.names.call_of(node)
-        if call and fix.special in ("removed", "sync"):
-            return self._statement(call, fix, place.line)
-        if call and fix.special in IN_PLACE:
-            return self._in_place(call, fix, place.line)
+        if fix.special in ("removed", "sync"):
+            return call is not None and self._statement(call, fix, place.line)
+        if fix.call or fix.use:
+            at = call if fix.call else node
+            return at is not None and self._in_place(at, fix, place.line)
         if is_about_arguments(fix):
             return call is not None and self._called(node, call, fix, place)
         new = self._expression(place, fix, node)
@@ -120,24 +120,18 @@ class _Rewriter:
         return self.source.edited([*edits, *self._statement_edits(removed, below)])
 
     # -- expressions ------------------------------------------------------------------------------
-    def _expression(
-        self, place: Finding, fix: Fix, node: ast.Name | ast.Attribute
-    ) -> str | None:
-        kind, _, last = fix.special.partition(":")
+    def _expression(self, place: Finding, fix: Fix, node: ast.Name | ast.Attribute) -> str | None:
         name = place.name.rpartition(".")[2]
-        if fix.to and kind not in ("sent", "sync"):
+        if fix.to:
             return self.imports.spell(fix.to.replace("*", name), fix.imports, place.line)
-        last = fix.member or last
-        if kind == "python-type" or not isinstance(node, ast.Attribute):
-            return last or _PYTHON_TYPES.get(name, name) if last or kind == "python-type" else None
-        if fix.module:
+        if fix.special == "python-type":
+            return _PYTHON_TYPES.get(name, name)
+        if fix.module and isinstance(node, ast.Attribute):
             return fix.module if fix.module.startswith(place.name.partition(".")[0]) else None
         # With the white space around the dot.
-        before = self.source.of(node).removesuffix(node.attr)
-        holder = re.sub(r"\s*\.\s*$", "", before)
-        forms = {"use-fp16": f'({holder}.mixed_precision == "fp16")', "held": holder,
-                 "device-type": f"{holder}.device.type"}  # fmt: skip
-        return f"{before}{last}" if last else forms.get(kind)
+        last = getattr(node, "attr", "")
+        held = self.source.of(node).removesuffix(last) if last else ""
+        return f"{held}{fix.member}" if fix.member else None
 
     def _literal(self, node: ast.Constant, fix: Fix, line: int) -> bool:
         text = self.source.of(node)
@@ -166,14 +160,14 @@ class _Rewriter:
         self._arguments.setdefault(call, Arguments(self.source, call)).take(fix, new)
         return True
 
-    def _in_place(self, call: ast.Call, fix: Fix, line: int) -> bool:
-        to = fix.to
+    def _in_place(self, node: ast.expr, fix: Fix, line: int) -> bool:
+        template = fix.call or fix.use
         if fix.imports:
             package = self.imports.spell(fix.imports, fix.imports, line)
             if package is None:
                 return False
-            to = to.replace(f"{fix.imports}.", f"{package}.")
-        edits = [*edits_in_place(self.source, call, fix, to)]
+            template = template.replace(f"{fix.imports}.", f"{package}.")
+        edits = filled(self.source, node, fix, template)
         self._edits += edits
         return bool(edits)
 

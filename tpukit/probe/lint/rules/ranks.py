@@ -263,7 +263,7 @@ class CollectiveUnderMaster(_OfRanks):
         if meets(node):
             # The other ranks may meet it in their own branch.
             alone = [text for text, test in tests
-                     if not any(map(meets, nodes_below(ast.Module(test.orelse, []))))]  # fmt: skip
+                     if not any(meets(n) for s in test.orelse for n in nodes_below(s))]  # fmt: skip
             if alone:
                 yield node.func, f"{method}() under `if {alone[-1][:40]}`"
 
