@@ -108,6 +108,16 @@ def test_a_note_on_a_file_that_a_cell_writes_names_the_line_of_the_cell(tmp_path
     assert "cell 1: invalid Python (line 2: " in note
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_end_as_python_counts_them(tmp_path, end):
+    code = XM + "x = 1  # tpukit: ignore\nxm.xla_device()\n"
+    (tmp_path / "a.py").write_bytes(code.replace("\n", end).encode())
+    assert [f.line for f in scan_paths([str(tmp_path)]).findings] == [2, 4]
+    fix = plan_fix(tmp_path / "a.py")
+    assert fix is not None
+    assert python_module("a.py", fix.data.decode()).tree is not None
+
+
 def test_order_is_by_place(tmp_path):
     for name in ("b.py", "a.py"):
         (tmp_path / name).write_text(XM + "xm.mark_step()\n")

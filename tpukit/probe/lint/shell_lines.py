@@ -19,7 +19,7 @@ def find_in_shell_lines(
 ) -> Iterator[tuple[OldCall, Span, str, str]]:
     """(row, place, old text, name) in `%env XLA_USE_BF16=1`, `!python -m torch.distributed.launch`
     and cells of `%%bash`."""
-    for number, line in enumerate(module.lines, start=1):
+    for number, line in enumerate(module.lines if MASK in module.text else (), start=1):
         if MASK not in line:
             continue
         at = line.index(MASK) + len(MASK)

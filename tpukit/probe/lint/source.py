@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.errors import DataError
-from tpukit.probe.lint.syntax import calls_of, characters
+from tpukit.probe.lint.syntax import LINE_END, calls_of, characters
 
 LARGEST_BYTES = 20 << 20
 _MAGIC = re.compile(r"\s*(?:[!%?]|[\w.,\[\] ]+=\s*[!%])|.*\w\?{1,2}\s*$")
@@ -59,7 +59,7 @@ class Module:
 
     @cached_property
     def lines(self) -> list[str]:
-        return self.text.split("\n")
+        return LINE_END.split(self.text)
 
     def span(self, node: ast.expr | ast.alias | ast.stmt) -> tuple[int, int, int, int]:
         """(line, column, end line, end column) of a node, columns in characters from 1."""
@@ -197,7 +197,7 @@ def _notebook_modules(path: str, cells: Sequence[dict[str, Any]]) -> list[Module
         text = _as_python(source, number, main)
         main.chunks.append(Chunk(line, number, indent))
         joined += [text, CELL_END]
-        line += text.count("\n") + 2
+        line += len(LINE_END.split(text)) + 1
     main.text = "\n".join([*joined, ""])
     _parsed(main, ": its cells together are ")
     return modules

@@ -14,6 +14,8 @@ LOOPS = (ast.For, ast.While, ast.AsyncFor)
 ELSEWHERE = (*FUNCTIONS, ast.ClassDef, ast.Lambda)
 """What holds code that does not run where it stands."""
 NAMED = (ast.Name, ast.Attribute)
+LINE_END = re.compile(r"\r\n|\r|\n")
+"""As Python counts lines."""
 _NO_NODES = {
     "ctx", "op", "ops", "id", "attr", "level", "module", "conversion", "kind", "type_comment",
     "type_ignores",

@@ -17,7 +17,7 @@ from tpukit.probe.lint.rewriting.calls import (
 from tpukit.probe.lint.rewriting.imports import ImportEdits
 from tpukit.probe.lint.rewriting.text import Edit, SourceText, without
 from tpukit.probe.lint.source import parse_python
-from tpukit.probe.lint.syntax import NAMED, of_kind
+from tpukit.probe.lint.syntax import LINE_END, NAMED, of_kind
 
 _LITERAL = re.compile(r"[rbu]*(['\"])(?s:.*)\1|\d+", re.I)
 _PYTHON_TYPES = {"unicode": "str"}
@@ -48,7 +48,7 @@ def rewrite(
         return text, []
     dropped = rewriter.imports.doubled()
     if not exports:
-        dropped |= rewriter.imports.unused(after, fixed, text.split("\n"), leaving)
+        dropped |= rewriter.imports.unused(after, fixed, LINE_END.split(text), leaving)
     # An import of an old name is rewritten only where all its uses are.
     fixed = [place for place in fixed if place.node not in rewriter.old_names - dropped]
     result = rewriter.text(dropped, is_last=True).removesuffix(end)

@@ -3,12 +3,11 @@ place."""
 
 import ast
 import io
-import re
 import tokenize
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tpukit.probe.lint.syntax import characters
+from tpukit.probe.lint.syntax import LINE_END, characters
 
 Span = tuple[int, int]
 _SPACE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
@@ -29,7 +28,7 @@ class SourceText:
     def __init__(self, text: str) -> None:
         self.text = text
         self.newline = "\r\n" if "\r\n" in text else "\n"
-        self.starts = [0, *(end.end() for end in re.finditer(r"\r\n|\r|\n", text))]
+        self.starts = [0, *(end.end() for end in LINE_END.finditer(text))]
 
     def span(self, node: ast.expr | ast.stmt | ast.alias | ast.keyword) -> Span:
         end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
