@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from tpukit.knowledge.calls import rule_data
 from tpukit.probe.lint.names import Names
@@ -55,7 +56,7 @@ def find_cuda_forms(names: Names) -> Iterator[tuple[ast.expr, str, str]]:
     tree = names.tree
     nodes = nodes_below(tree)
     kept = {holder(c) for c in calls_of("append", nodes) if _COMES_BACK.search(source_text(c))}
-    within = ((node, id) for node, id in _within(tree, names, in_forward=False)
+    within = ((node, id) for node, id in _within(nodes, names)
               if id != "cuda-values-shape" or not _is_made_of(kept, node, names))  # fmt: skip
     # Of one place the first counts: a Trainer's text is not a device.
     by_place: dict[tuple[int, ...], tuple[ast.expr, str]] = {}
@@ -188,28 +189,32 @@ def _arguments(nodes: Sequence[ast.AST], names: Names) -> Iterator[tuple[ast.exp
             yield text, id
 
 
-def _within(node: ast.AST, names: Names, *, in_forward: bool) -> Iterator[tuple[ast.expr, str]]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Constant):
-            if isinstance(child.value, str):
-                yield from _text(child, child.value, node)
-            continue
-        inside = in_forward
-        if isinstance(child, ast.FunctionDef):
-            # Of a function that trains in a loop, the loop is the step.
-            steps = any(isinstance(n, LOOPS) and trains(n) for n in ast.walk(child))
-            inside |= bool(_FORWARD.fullmatch(child.name)) or (trains(child) and not steps)
-        elif isinstance(child, LOOPS):
-            inside = in_forward or trains(child)
-        elif isinstance(child, ast.JoinedStr):
-            first = child.values[0] if child.values else None
+def _within(nodes: Sequence[ast.AST], names: Names) -> Iterator[tuple[ast.expr, str]]:
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            first = node.values[0] if node.values else None
             if isinstance(first, ast.Constant) and str(first.value).startswith("cuda:"):
-                yield child, "cuda-device-text"
-        elif isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
-            yield from _method(child, child.func, names, in_forward=in_forward)
-        elif isinstance(child, ast.Subscript) and in_forward and _is_mask(child, names):
-            yield child, "cuda-values-shape"
-        yield from _within(child, names, in_forward=inside)
+                yield node, "cuda-device-text"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield from _method(node, node.func, names)
+        elif isinstance(node, ast.Subscript) and _is_mask(node, names) and _in_step(node, names):
+            yield node, "cuda-values-shape"
+        for text in of_kind(ast.iter_child_nodes(node), ast.Constant):
+            if isinstance(text.value, str):
+                yield from _text(text, text.value, node)
+
+
+def _in_step(node: ast.AST, names: Names) -> bool:
+    """Whether a node stands in a forward pass, in a loop that trains, or in a function that trains
+    without one."""
+
+    def is_step(outer: Any) -> bool:
+        if isinstance(outer, LOOPS):
+            return trains(outer)
+        has_loop = any(map(trains, of_kind(nodes_below(outer), *LOOPS)))
+        return bool(_FORWARD.fullmatch(outer.name)) or (trains(outer) and not has_loop)
+
+    return any(map(is_step, names.outer(node, ast.FunctionDef, *LOOPS)))
 
 
 def _text(text: ast.Constant, value: str, outer: ast.AST) -> Iterator[tuple[ast.expr, str]]:
@@ -237,7 +242,7 @@ def _is_looked_up(text: ast.Constant, outer: ast.AST) -> bool:
 
 
 def _method(
-    call: ast.Call, function: ast.Attribute, names: Names, *, in_forward: bool
+    call: ast.Call, function: ast.Attribute, names: Names
 ) -> Iterator[tuple[ast.expr, str]]:
     if function.attr == "cuda" and source_text(function.value) != "torch":
         if not _is_own(call, names):
@@ -253,9 +258,10 @@ def _method(
         yield function, "cuda-half"
     elif is_optimizer_step(call):
         yield function, "cuda-sync"
-    elif in_forward and function.attr in _SHAPED_BY_VALUES:
-        yield function, "cuda-values-shape"
-    elif in_forward and _ON_THE_CPU.fullmatch(source_text(function)):
+    elif function.attr in _SHAPED_BY_VALUES:
+        if _in_step(call, names):
+            yield function, "cuda-values-shape"
+    elif _ON_THE_CPU.fullmatch(source_text(function)) and _in_step(call, names):
         yield function, "leaves-the-device"
 
 

@@ -7,6 +7,9 @@ from tpukit.knowledge.calls import Fix, OldCall
 from tpukit.probe.lint.names import Names
 from tpukit.probe.lint.syntax import source_text
 
+_OPTION = re.compile(r"\S*(?i:arg|flag|opt)\S*?(?:\.(\w+)|\['([^']+)'\])|(num_cores)")
+"""What a command line gives: `args.num_cores`, `FLAGS["num_cores"]`."""
+
 
 def left_alone(fix: Fix, call: ast.Call | None) -> str:
     """The reason why this use is not rewritten; empty where it is."""
@@ -48,17 +51,7 @@ def taken_away(row: OldCall, call: ast.Call | None) -> str:
     values = [k.value for k in call.keywords if k.arg == "nprocs"] or call.args[2:3]
     if not values or isinstance(values[0], ast.Constant):
         return ""
-    option = _option(values[0])
-    limits = f"--{option} then limits nothing" if option else "that value then limits nothing"
-    return f"--fix drops nprocs={source_text(values[0])[:40]}: {limits}, every device is used"
-
-
-def _option(value: ast.expr) -> str:
-    """The name of a command line's option: `args.num_cores`, `FLAGS["num_cores"]`."""
-    holder = value.value if isinstance(value, ast.Attribute | ast.Subscript) else None
-    if holder is not None and re.search("arg|flag|opt", source_text(holder), re.IGNORECASE):
-        if isinstance(value, ast.Attribute):
-            return value.attr
-        key = value.slice if isinstance(value, ast.Subscript) else None
-        return str(key.value) if isinstance(key, ast.Constant) else ""
-    return value.id if isinstance(value, ast.Name) and value.id == "num_cores" else ""
+    text = source_text(values[0])
+    option = _OPTION.fullmatch(text)
+    limited = f"--{option[option.lastindex or 0]}" if option else "that value"
+    return f"--fix drops nprocs={text[:40]}: {limited} then limits nothing, every device is used"

@@ -18,15 +18,6 @@ _LONG_TEXT = 200
 """Maximum length in characters of a text that may name something; longer ones are prose."""
 
 
-@dataclass
-class Insertion:
-    """An import to write below the statement that starts at a line."""
-
-    after_line: int
-    """0: at the head of the module."""
-    statement: str
-
-
 @dataclass(frozen=True)
 class _Import:
     """One import statement, and the functions and classes around it."""
@@ -54,7 +45,8 @@ class ImportEdits:
 
     def __init__(self, names: Names) -> None:
         self.names = names
-        self.insertions: list[Insertion] = []
+        self.insertions: list[tuple[int, str]] = []
+        """Statements to write, each below the one that starts at a line (0: at the head)."""
         self._imports = list(_imports_in(names))
         self._around = cache(partial(_around, names.tree))
 
@@ -81,13 +73,13 @@ class ImportEdits:
 
     def at_head(self) -> list[str]:
         """The imports to write at the head of the module."""
-        return [i.statement for i in self.insertions if i.after_line == 0]
+        return [statement for line, statement in self.insertions if line == 0]
 
     def doubled(self) -> set[ast.alias]:
         """Plain imports at module level that an insertion above makes superfluous."""
         body = self.names.tree.body
         top = {0, *(s.lineno for s in of_kind(body, ast.Import, ast.ImportFrom))}
-        planned = {i.statement: i.after_line for i in self.insertions if i.after_line in top}
+        planned = {statement: line for line, statement in self.insertions if line in top}
         plain = [(s.lineno, a) for s in of_kind(body, ast.Import) for a in s.names if not a.asname]
         return {a for line, a in plain if planned.get(f"import {a.name}", line) < line}
 
@@ -157,7 +149,7 @@ class ImportEdits:
 
     def _insert(self, module: str, statement: str, line: int) -> None:
         """Adds an import behind one of the same package, at module level or in the function."""
-        insertion = Insertion(self._line_beside(module, line), statement)
+        insertion = self._line_beside(module, line), statement
         if insertion not in self.insertions:
             self.insertions.append(insertion)
 

@@ -113,9 +113,9 @@ class _Rewriter:
             edits += self._import_edits(statement, dropped, removed)
         below = list(self._below)
         if is_last:
-            for new in self.imports.insertions:
-                beside = (s for s in self._imports if s.lineno == new.after_line)
-                below += [(s, new.statement) for s in islice(beside, 1)]
+            for line, new in self.imports.insertions:
+                beside = (s for s in self._imports if s.lineno == line)
+                below += [(s, new) for s in islice(beside, 1)]
             edits += self._head_edits(self.imports.at_head())
         return self.source.edited([*edits, *self._statement_edits(removed, below)])
 

@@ -3,7 +3,6 @@
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tpukit.probe.lint.rules.code import Code
@@ -31,16 +30,6 @@ _FP16 = ("torch.float16", "torch.half")
 _NUMBERS = re.compile(r"\.(?:item|detach|tolist|cpu|data)\b|^float\(")
 
 
-@dataclass
-class Step:
-    """A loop with a backward pass."""
-
-    loop: ast.For | ast.While
-    nodes: Sequence[ast.AST]
-    """Those of its own code."""
-    backward: Sequence[ast.Call]
-
-
 class _OfLoop(Rule):
     """A rule for loops with a backward pass."""
 
@@ -49,10 +38,11 @@ class _OfLoop(Rule):
 
     def visit(self, node: Any) -> Iterator[Found]:
         inner = list(own_code(node.body))
-        if backward := calls_of("backward", inner):
-            yield from self.in_step(Step(node, inner, backward))
+        if calls_of("backward", inner):
+            yield from self.in_step(node, inner)
 
-    def in_step(self, step: Step) -> Iterator[Found]:
+    def in_step(self, loop: ast.For | ast.While, nodes: Sequence[ast.AST]) -> Iterator[Found]:
+        """nodes: those of the loop's own code."""
         raise NotImplementedError
 
 
@@ -67,9 +57,9 @@ class NoZeroGrad(_OfLoop):
     wrong = "for x in loader:\n    model(x).backward()\n    optimizer.step()"
     right = wrong.replace(":\n", ":\n    optimizer.zero_grad()\n")
 
-    def in_step(self, step: Step) -> Iterator[Found]:
-        for call in filter(self.code.is_optimizer_step, calls_of("step", step.nodes)):
-            classes = self.code.names.outer(step.loop, ast.ClassDef)
+    def in_step(self, loop: ast.For | ast.While, nodes: Sequence[ast.AST]) -> Iterator[Found]:
+        for call in filter(self.code.is_optimizer_step, calls_of("step", nodes)):
+            classes = self.code.names.outer(loop, ast.ClassDef)
             # A class without bases clears what it has itself.
             is_own = classes and not classes[-1].bases and holder(call).startswith("self.")
             if not _CLEARS.search(ast.unparse(classes[-1]) if is_own else self.code.text):
@@ -91,9 +81,9 @@ class AutocastUnscaled(_OfLoop):
     )
     right = wrong.replace('"cuda"', '"cuda", dtype=torch.bfloat16')
 
-    def in_step(self, step: Step) -> Iterator[Found]:
+    def in_step(self, loop: ast.For | ast.While, nodes: Sequence[ast.AST]) -> Iterator[Found]:
         if not _SCALES.search(self.code.text):
-            for item in (i for n in of_kind(step.nodes, ast.With) for i in n.items):
+            for item in (i for n in of_kind(nodes, ast.With) for i in n.items):
                 if self._is_fp16(item.context_expr):
                     yield item.context_expr, source_text(item.context_expr)[:60]
 
@@ -121,9 +111,9 @@ class LossKeepsGraph(_OfLoop):
     wrong = "for x in loader:\n    loss = model(x)\n    loss.backward()\n    losses.append(loss)"
     right = wrong.replace("append(loss)", "append(loss.detach())")
 
-    def in_step(self, step: Step) -> Iterator[Found]:
-        losses = {text for call in step.backward for text in _losses_of(call)}
-        nodes = list(own_nodes(step.loop.body, (*ELSEWHERE, *LOOPS)))
+    def in_step(self, loop: ast.For | ast.While, nodes: Sequence[ast.AST]) -> Iterator[Found]:
+        losses = {text for call in calls_of("backward", nodes) for text in _losses_of(call)}
+        nodes = list(own_nodes(loop.body, (*ELSEWHERE, *LOOPS)))
         made = (n for n in of_kind(nodes, ast.Assign) if _NUMBERS.search(source_text(n.value)))
         numbers = {source_text(target) for node in made for target in node.targets}
         bare = without_gradients(nodes)
