@@ -1,4 +1,5 @@
-"""Habits: each found where it is slow or wrong on TPU, and not beside it."""
+"""Habits beyond the examples in their classes: each found where it is slow or wrong on TPU, and not
+beside it."""
 
 from cases import read_cases
 from scanned import findings, ids

@@ -1,4 +1,4 @@
-"""Mistakes of plain PyTorch code: each found where it is and not beside it, and on its page."""
+"""Mistakes of plain PyTorch code beyond the examples in their classes, and their page."""
 
 from pathlib import Path
 from runpy import run_path
@@ -11,7 +11,7 @@ from tpukit.probe.lint.rules import MISTAKES
 
 RULES = {rule.id: rule for rule in MISTAKES}
 CASES = read_cases(__file__)
-HEAD, LOOP = CASES["texts"]["HEAD"], CASES["texts"]["LOOP"]
+HEAD = CASES["texts"]["HEAD"]
 ROOT = Path(__file__).parents[3]
 
 
@@ -19,16 +19,16 @@ def found(text: str) -> set[str]:
     return {*ids(text)} & {*RULES}
 
 
-def test_every_rule_has_cases_and_the_page_is_written_from_them():
-    assert set(CASES["wrong"]) == set(CASES["right"]) == set(RULES)
+def test_the_page_is_written_from_the_rules():
+    assert {*CASES["wrong"], *CASES["right"]} <= set(RULES)
     scripts = run_path(str(ROOT / "scripts" / "doctor_rules.py"))
     assert scripts["PAGE"].read_text(encoding="utf-8") == scripts["page"](), "make docs"
 
 
 @pytest.mark.parametrize("id", RULES)
 def test_a_mistake_is_found_and_what_is_right_is_not(id):
-    assert [text for text in CASES["wrong"][id] if id not in found(text)] == []
-    assert [text for text in CASES["right"][id] if id in found(text)] == []
+    assert [text for text in CASES["wrong"].get(id, ()) if id not in found(text)] == []
+    assert [text for text in CASES["right"].get(id, ()) if id in found(text)] == []
 
 
 def test_what_other_statements_excuse_is_not_found():
@@ -43,12 +43,6 @@ def test_of_two_evaluations_of_a_script_one_has_gradients():
     assert found(text) == {"eval-with-gradients"}
     # The last eval() of a script is not the one that counts.
     assert found(text.replace("with", "model.eval()\nwith")) == {"eval-with-gradients"}
-
-
-def test_a_comment_names_what_it_suppresses():
-    text = LOOP + "    total += loss  # tpukit: ignore[loss-keeps-graph]\n"
-    assert "loss-keeps-graph" not in found(text)
-    assert found(text.replace("graph]", "zzz]")) == {"loss-keeps-graph"}
 
 
 def test_a_script_is_no_function():
