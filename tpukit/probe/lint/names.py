@@ -220,10 +220,12 @@ class Names:
         order.append(node)
         if type(node) not in _BIND_NOTHING and type(getattr(node, "ctx", None)) is not ast.Load:
             scope = self._bound(node, scope)
-        for child in children(node):
+        below = children(node)
+        for child in below:
             self.parents[child] = node
             self._walk(child, scope, order)
-        keep_below(node, order, start)
+        if below:
+            keep_below(node, order, start)
 
     def _bound(self, node: ast.AST, scope: Scope) -> Scope:
         """Binds the names of a node in a scope; the scope of what is below the node."""
