@@ -6,10 +6,6 @@ from typing import Any
 
 from tpukit.knowledge.calls import CallStatus, Fix
 
-_JSON = (
-    "path", "cell", "line", "column", "id", "old", "new", "since", "status", "fixable", "effect",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -45,4 +41,8 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `doctor --json`."""
-        return {name: getattr(self, name) for name in _JSON}
+        return {
+            "path": self.path, "cell": self.cell, "line": self.line, "column": self.column,
+            "id": self.id, "old": self.old, "new": self.new, "since": self.since,
+            "status": self.status, "fixable": self.fixable, "effect": self.effect,
+        }  # fmt: skip
