@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AfterStep, Backend, Batch
-from tpukit.hardware.modules import renormalized_weights
+from tpukit.hardware.modules import local, renormalized_weights
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import LossInputs
@@ -313,19 +313,26 @@ class Learner:
         weight = torch.where(weight == 0, float(rows), weight)
         self._unit.copy_(torch.where(self._unit == 0, weight, self._unit))
 
-    def changed_by_passes(self, *, all_frozen: bool = False) -> BeforePasses:
+    def changed_by_passes(self, *, outside_of_step: bool = False) -> BeforePasses:
         """What a forward pass may change: buffers, and parameters that one has moved before (a
         teacher, an embedding with `max_norm`).
 
-        all_frozen: all frozen parameters too.
+        outside_of_step: all parameters, frozen ones where they are no larger than the others: what
+            is copied takes no more than a step's gradients and state do.
         """
         module = self.backend.unwrap(self.model)
         known = dict(module.named_parameters())
-        frozen = {n for n, p in known.items() if all_frozen and not p.requires_grad}
+        copied = self._moved & known.keys()
+        if outside_of_step:
+            trained = {n for n, p in known.items() if p.requires_grad}
+            size, of_trained = (
+                sum(local(known[n]).nbytes for n in each) for each in (known, trained)
+            )
+            copied |= known.keys() if size <= 2 * of_trained else trained
         return BeforePasses(
             {name: (tensor, tensor.clone()) for name, tensor in module.named_buffers()},
             {name: (p, p._version) for name, p in known.items()},
-            {name: known[name].detach().clone() for name in (frozen | self._moved) & known.keys()},
+            {name: known[name].detach().clone() for name in copied},
         )
 
     @torch.no_grad()
@@ -357,7 +364,7 @@ class Learner:
     def evaluating(self) -> Iterator[None]:
         """Within the context the model is in eval mode; what its passes move there too (observed
         ranges of quantization, a count) is put back: no validation changes the training."""
-        before = self.changed_by_passes()
+        before = self.changed_by_passes(outside_of_step=True)
         self.backend.finish()
         self.model.eval()
         try:

@@ -23,10 +23,10 @@ LEAST_COSINE = 0.99
 def compare_bf16(learner: Learner, plan: RunPlan) -> str:
     """The comparison in words, on the next training batch; weights and buffers are kept."""
     backend, step = learner.backend, learner.steps_done
-    before = learner.changed_by_passes(all_frozen=True)
     [batch, *_] = next(plan.step_batches(backend, step, step + 1).read())
     results = {}
     for precision in ("fp32", "bf16"):
+        before = learner.changed_by_passes(outside_of_step=True)
         learner.seed_draws()
         results[precision] = _loss_and_gradient(learner, batch, precision)
         learner.undo_passes(before)
