@@ -603,6 +603,38 @@ def test_a_rate_that_is_a_tensor_is_each_groups_own():
     assert all(map(torch.equal, *found))
 
 
+class Tied(Tiny):
+    """Two layers of one weight, whose parameters are listed layer by layer."""
+
+    together = True
+
+    def build_model(self, ops):
+        model = super().build_model(ops)
+        model.insert(0, torch.nn.Linear(8, 8))
+        model.insert(0, torch.nn.Linear(8, 8))
+        model[0].weight = model[1].weight
+        return model
+
+    def parameter_groups(self, model, weight_decay):
+        parts = [list(part.parameters()) for part in (model[0], model[1], model[2:])]
+        parts = [[p for part in parts for p in part]] if self.together else parts
+        return [ParameterGroup(part, weight_decay) for part in parts]
+
+
+def test_a_tied_weight_is_stepped_once_and_is_in_one_group(train):
+    task, found = Tied(), []
+    for groups in (task.parameter_groups, Tiny().parameter_groups):
+        task.parameter_groups = groups
+        learner = learner_of(task, lr=RATE, optimizer="sgd", weight_decay=0.0)
+        learner.train_step([batch_of(task, 0)], RATE)
+        found.append(parameters(learner))
+    torch.testing.assert_close(*found)
+    task = Tied()
+    task.together = False
+    with pytest.raises(UsageError, match=r"parameter_groups .* has '0.weight' in 2 groups"):
+        train(task)
+
+
 class Weighing(Tiny):
     """Learns the weight of its loss in a criterion, which is no part of the model; the network
     beside it is not trained."""

@@ -57,7 +57,8 @@ class ParameterGroup(dict[str, Any]):
     def __init__(
         self, parameters: Iterable[nn.Parameter], weight_decay: float = 0.0, lr_scale: float = 1.0
     ) -> None:
-        super().__init__(params=list(parameters), weight_decay=weight_decay, lr_scale=lr_scale)
+        once = list(dict.fromkeys(parameters))  # tied weights of two modules
+        super().__init__(params=once, weight_decay=weight_decay, lr_scale=lr_scale)
 
     @property
     def parameters(self) -> list[nn.Parameter]:

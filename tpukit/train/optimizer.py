@@ -1,6 +1,7 @@
 """A run's optimizer and its EMA weights: built for a prepared model, their state."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from tpukit.hardware.backend import Average, Backend, OptimizerSettings, Paramet
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.modules import exchange, persistent_buffers, running_statistics
 from tpukit.hardware.optimizers import has_modes, require_steppable, steppers
-from tpukit.train.checks import expect
+from tpukit.train.checks import expect, task_mistake
 from tpukit.train.config import EMAUpdates, TrainConfig
 from tpukit.train.module_state import load_weights
 from tpukit.train.task import Task
@@ -38,6 +39,13 @@ def build_optimizer(
         expect(
             group, ParameterGroup, task.parameter_groups, "ParameterGroup(parameters, ...) objects"
         )
+    counts = Counter(parameter for group in groups for parameter in group.parameters)
+    for name, parameter in backend.unwrap(model).named_parameters():
+        if counts[parameter] > 1:
+            raise task_mistake(
+                task.parameter_groups, f"has {name!r} in {counts[parameter]} groups",
+                "Leave it out of all but one: a tied weight is one parameter of several names.",
+            )  # fmt: skip
     own = task.build_optimizer(groups, settings)
     if own is not None:
         require_steppable(own)

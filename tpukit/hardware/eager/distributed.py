@@ -215,6 +215,8 @@ class FSDP(SingleProcess):
         whole = {p for p, is_one in is_float.items() if p.ndim == 0 or not is_one}
         # What a pass writes to what was gathered is lost.
         whole |= {model.get_parameter(name) for name in renormalized_weights(model)}
+        # Its shard is another parameter, which has none of its hooks.
+        whole |= {p for p in is_float if p._backward_hooks or p._post_accumulate_grad_hooks}
         in_half = set() if self.half is None else _in_half(model)
         for block in repeated_blocks(model):
             self._shard(block, in_half, whole)
