@@ -193,6 +193,21 @@ def test_folds_without_time_are_named_and_left_out(place):
     assert "has no settings `fold` and `folds`" in told and "split_rows" in told
 
 
+def test_a_fold_that_is_not_there_is_named(place):
+    shutil.copytree(place / "whole", place / "two")
+    shutil.rmtree(place / "two" / "fold-1")
+    done = predict(place, "two", "two.csv")
+    assert result(done) and re.search("left out: .*two/fold-1$", done.stderr, re.MULTILINE)
+
+
+def test_rows_without_a_fold_are_refused(tmp_path):
+    rows = "".join(f"{n},text {n},{n % 2},{'ab'[n % 2] if n else ''}\n" for n in range(8))
+    (tmp_path / "train.csv").write_text("id,text,label,part\n" + rows)
+    words = ("train", "--task", "text", "--data-path", tmp_path, "--folds", "part")
+    told = failure(tpukit(*map(str, words), cwd=tmp_path))
+    assert "some rows have no value in the column 'part'" in told
+
+
 KILLS = ["fold-0/held_out.csv", "fold-1/checkpoints/step-00000010"]
 
 

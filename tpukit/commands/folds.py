@@ -18,7 +18,7 @@ import typer
 
 from tpukit.commands.options.training import GivenSettings
 from tpukit.commands.output import Output
-from tpukit.errors import ConfigError
+from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.select import prepare_environment, rank_count
 from tpukit.io.files import write_file
 from tpukit.io.interrupts import handling
@@ -196,6 +196,11 @@ def _settings(
     if table is None:
         raise ConfigError(f"--folds {folds}: there is no table.", "Give a number from 2 on.")
     names = numbers_first({*column_of(table, "folds", folds)})
+    if "" in names:
+        raise DataError(
+            f"{table.path}: some rows have no value in the column {folds!r}.",
+            "Give each row its fold, or leave these rows out.",
+        )
     return {name: [f"fold={name}", f"fold_column={folds}"] for name in names}
 
 

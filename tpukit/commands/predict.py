@@ -159,20 +159,24 @@ def _rows_of(
 def _runs_of_folds(path: Path, log: Log) -> list[Path]:
     """A run alone, or of a folder of folds those that are finished. Raises ConfigError for a folder
     without one."""
+    from tpukit.commands.folds import FOLD
     from tpukit.train.held_out import FILE
+    from tpukit.train.run_folder import RunFolder, read_config
 
-    folds = sorted(path.glob("fold-*"), key=lambda fold: (len(fold.name), fold.name))
+    folds = sorted(path.glob(f"{FOLD}*"), key=lambda fold: (len(fold.name), fold.name))
     if (path / "config.toml").is_file() or not folds:
         return [path]
     finished = [fold for fold in folds if (fold / FILE).is_file()]
-    left = [str(fold) for fold in folds if fold not in finished]
     if not finished:
         raise ConfigError(
             f"{path}: none of its {len(folds)} folds is finished.",
             "Go on with their training command, or name the checkpoint of one: --run"
             f" {folds[0]}/checkpoints/STEP",
         )
-    if left:
+    count = read_config(RunFolder(finished[0]))["task"].get("folds") or 0
+    begun = [fold for fold in folds if fold not in finished]
+    others = [path / f"{FOLD}{number}" for number in range(count)]  # not begun, or removed
+    if left := [*map(str, begun), *(str(fold) for fold in others if fold not in folds)]:
         log(f"Warning: not finished, and left out: {', '.join(left)}")
     return finished
 
