@@ -142,6 +142,7 @@ def validation_scores(
     names = parse_metrics(plan.config.metric)
     model = learner.backend.unwrap(learner.model)
     with learner.evaluating():
+        watch.done("keep")  # what is put back
         for name, data in plan.datasets.validation_sets().items():
             micro_batches = list(plan.task.evaluation_batches(data, plan.settings))
             values = metrics_of(learner.sums, data, micro_batches, loading, watch, names)
