@@ -188,6 +188,9 @@ def test_folds_without_time_are_named_and_left_out(place):
     assert "Not finished: fold " in done.stderr and "Go on with: tpukit train" in done.stderr
     told = failure(tpukit("train", "--task", "essays.py:Essays", "--folds", "1", cwd=place))
     assert "--folds" in told
+    done = tpukit(*TRAIN, "--results-dir", "wrong", "--set", "x=1", cwd=place)
+    assert done.returncode == 2 and "has no setting 'x'" in done.stderr
+    assert "Not finished: fold 0, 1, 2." in done.stdout and "Go on with" not in done.stdout
     (place / "plain.py").write_text(TASK.replace("fold=None, folds=None", "fold=None"))
     told = failure(tpukit("train", "--task", "plain.py:Essays", "--folds", "3", cwd=place))
     assert "has no settings `fold` and `folds`" in told and "split_rows" in told
@@ -200,12 +203,15 @@ def test_a_fold_that_is_not_there_is_named(place):
     assert result(done) and re.search("left out: .*two/fold-1$", done.stderr, re.MULTILINE)
 
 
-def test_rows_without_a_fold_are_refused(tmp_path):
-    rows = "".join(f"{n},text {n},{n % 2},{'ab'[n % 2] if n else ''}\n" for n in range(8))
+@pytest.mark.parametrize("none", ["", "nan"])
+def test_rows_without_a_fold_are_refused(tmp_path, none):
+    rows = "".join(f"{n},text {n},{n % 2},{'ab'[n % 2] if n else none}\n" for n in range(8))
     (tmp_path / "train.csv").write_text("id,text,label,part\n" + rows)
     words = ("train", "--task", "text", "--data-path", tmp_path, "--folds", "part")
     told = failure(tpukit(*map(str, words), cwd=tmp_path))
-    assert "some rows have no value in the column 'part'" in told
+    assert "1 of 8 rows have no value in the column 'part'" in told
+    told = failure(tpukit(*map(str, words), "--folds", "site", cwd=tmp_path))
+    assert "no such column" in told and "id, text, label, part: --folds NAME" in told
 
 
 KILLS = ["fold-0/held_out.csv", "fold-1/checkpoints/step-00000010"]

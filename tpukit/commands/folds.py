@@ -93,9 +93,9 @@ def train_folds(task: str, folds: str, settings: GivenSettings, output: Output) 
         ) from error
     fields = _compare(made, settings, output)
     if missing := [name for name in made.settings if name not in made.finished()]:
-        output.text(
-            f"Not finished: fold {', '.join(missing)}. Go on with: {settings.command}"
-        )  # fmt: skip
+        # With an input that is wrong the same command ends the same.
+        way = "" if code == ConfigError.exit_code else f" Go on with: {settings.command}"
+        output.text(f"Not finished: fold {', '.join(missing)}.{way}")
     output.result({"run": str(folder), "finished": not missing, **fields})
     if code:
         raise typer.Exit(128 + made.received[0] if made.received else code)
@@ -188,20 +188,21 @@ def _settings(
     """A number of folds, or the values of a column of the table."""
     if folds.isdigit() and int(folds) > 1:
         return {str(n): [f"fold={n}", f"folds={folds}"] for n in range(int(folds))}
-    from tpukit.train.labelled import TableSettings, column_of, training_table
+    from tpukit.train.labelled import TableSettings, named_parts, training_table
     from tpukit.train.target import numbers_first
 
     data_path = settings.get("data_path") or "./data"
     table = training_table(TableSettings(data_path=data_path, table=given.get("table")))
     if table is None:
         raise ConfigError(f"--folds {folds}: there is no table.", "Give a number from 2 on.")
-    names = numbers_first({*column_of(table, "folds", folds)})
-    if "" in names:
+    names = named_parts(table, "--folds", folds)
+    if count := names.count(None):
         raise DataError(
-            f"{table.path}: some rows have no value in the column {folds!r}.",
+            f"{table.path}: {count} of {len(names)} rows have no value in the column {folds!r}.",
             "Give each row its fold, or leave these rows out.",
         )
-    return {name: [f"fold={name}", f"fold_column={folds}"] for name in names}
+    parts = numbers_first({name for name in names if name is not None})
+    return {name: [f"fold={name}", f"fold_column={folds}"] for name in parts}
 
 
 def _shared_words(task: str) -> list[str]:

@@ -166,11 +166,13 @@ def id_column_of(
 
 
 def column_of(table: Table, setting: str, name: str) -> list[str]:
-    """The values of the column that a setting names. Raises DataError where there is none."""
+    """The values of the column that a setting, or an option, names. Raises DataError where there is
+    none."""
     if column_place(table.columns, name) is None:
         raise DataError(
             f"{table.path}: {setting} {name}: there is no such column.",
-            f"Its columns are {', '.join(table.columns)}: --set {setting}=NAME",
+            f"Its columns are {', '.join(table.columns)}:"
+            + (f" {setting} NAME" if setting.startswith("--") else f" --set {setting}=NAME"),
         )
     return table.column(name)
 
@@ -226,7 +228,7 @@ def remarks_on_parts(table: Table, target: Target, settings: TableSettings) -> I
             f" --set fold_column={folds[0]} --set fold=0"
         )
     if (column := settings.group_column) is not None:
-        groups = _group_names(table, column)
+        groups = named_parts(table, "group_column", column)
         if count := groups.count(None):
             yield f"{count} of {len(groups)} rows have no {column}: each is a group of its own."
 
@@ -243,19 +245,19 @@ def validation_rows_of(
     groups = found.ids if same is None else same
     if settings.fold is not None and settings.folds is None:
         column = settings.fold_column or "fold"
-        values = column_of(table, "fold_column", column)
+        values = named_parts(table, "fold_column", column)
         return _of_fold(table.path, column, values, settings.fold)
     if settings.group_column is not None:
-        names = _group_names(table, settings.group_column)
+        names = named_parts(table, "group_column", settings.group_column)
         groups = [name or f"{own}\n" for name, own in zip(names, groups, strict=True)]
     return split_rows(
         strata, groups, fold=settings.fold, folds=settings.folds, fraction=settings.valid_fraction
     )
 
 
-def _group_names(table: Table, column: str) -> list[str | None]:
-    """The group of each row; None where the column has none."""
-    names = map(str.strip, column_of(table, "group_column", column))
+def named_parts(table: Table, setting: str, column: str) -> list[str | None]:
+    """The group or fold of each row; None where the column, which a setting names, has none."""
+    names = map(str.strip, column_of(table, setting, column))
     return [None if name.lower() in ("", "nan") else name for name in names]
 
 
@@ -309,14 +311,14 @@ def fold_numbers(
     return numbers
 
 
-def _of_fold(table: Path, column: str, values: Sequence[str], fold: str) -> set[int]:
+def _of_fold(table: Path, column: str, values: Sequence[str | None], fold: str) -> set[int]:
     """The rows whose value in a table's column is `fold`.
 
     Raises DataError where none has it, or every row.
     """
     chosen = {place for place, value in enumerate(values) if value == fold}
     if len(chosen) in (0, len(values)):
-        there = ", ".join(sorted({*values})[:10])
+        there = ", ".join(sorted({value for value in values if value})[:10])
         many = "every" if chosen else "no"
         raise DataError(
             f"{table}: {many} row has {fold!r} in the column {column!r}.",

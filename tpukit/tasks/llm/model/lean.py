@@ -251,7 +251,7 @@ def base_of(lm: PreTrainedModel) -> str:
         ]
         if not inner:
             return ".".join(found)
-        found += inner
+        found += inner[:1]
 
 
 def gather_positions(x: Tensor, wanted: Tensor) -> Tensor:

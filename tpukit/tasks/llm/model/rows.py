@@ -115,6 +115,7 @@ def _shrunk(fields: dict[str, Any]) -> dict[str, Any]:
     count = next((fields[name] for name in LAYERS if name in fields), None)
     kinds = fields.get("layer_types") or []
     first = [n for n, kind in enumerate(kinds) if kind not in kinds[:n]] or list(range(COUNT))
+    # Some models want the last layer to be of a certain kind.
     first.sort(key=lambda n: bool(kinds) and kinds[n] == kinds[-1])
     kept = (first * COUNT)[-COUNT:]
     for name, value in fields.items():
