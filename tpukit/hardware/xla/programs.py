@@ -27,12 +27,12 @@ from tpukit.hardware.step_programs import (
 from tpukit.hardware.xla import cached_graphs as graphs
 from tpukit.hardware.xla.recorder import (
     KEPT,
+    Argument,
     GivenPlace,
     GraphRecorder,
     KeptPlace,
     MadePlace,
     SeedPlace,
-    SentPlace,
     StepPart,
 )
 
@@ -104,9 +104,11 @@ class RecordedStep:
 
     def tensors(self) -> list[Tensor]:
         """`kept` themselves. Raises StaleProgramError where one was removed."""
-        found = [tensor for ref in self.kept if (tensor := ref()) is not None]
+        found = [tensor for ref in self.kept if (tensor := ref.ref()) is not None]
         if len(found) < len(self.kept):
             raise graphs.StaleProgramError("a tensor that it used was removed")
+        for tensor in found:
+            tensor._fix_weakref()  # type: ignore[attr-defined]  # as a call of each reference does
         return found
 
     def require_own_buffers(self, tensors: Sequence[Tensor]) -> None:
@@ -262,23 +264,22 @@ class XlaPrograms(StepPrograms[RecordedStep]):
     def execute(self, program: RecordedStep, step: StepCall) -> Any:
         seed = self._seed
         kept = program.tensors()
-        brought = {
-            KeptPlace: kept,
-            GivenPlace: step.given,
-            SentPlace: [
-                self.send(make(float(step.numbers[place]))) for place, make in program.sent
-            ],
-        }
+        sent = [self.send(make(float(step.numbers[place]))) for place, make in program.sent]
         results: list[list[Tensor]] = []
+
+        def brought(argument: Argument) -> Tensor:
+            if isinstance(argument, Tensor):
+                return argument
+            if isinstance(argument, SeedPlace):
+                return graphs.seed_on(self.device, graphs.after_draws(seed, argument.draws))
+            if isinstance(argument, MadePlace):
+                return results[argument.part][argument.place]
+            return (step.given if isinstance(argument, GivenPlace) else sent)[argument.place]
+
         for part in program.parts:
-            arguments = [
-                argument if isinstance(argument, Tensor)
-                else graphs.seed_on(self.device, graphs.after_draws(seed, argument.draws))
-                if isinstance(argument, SeedPlace)
-                else results[argument.part][argument.place] if isinstance(argument, MadePlace)
-                else brought[type(argument)][argument.place]
-                for argument in part.arguments
-            ]  # fmt: skip
+            # Nearly all are kept: hundreds, looked at in each step.
+            arguments = [kept[each.place] if type(each) is KeptPlace else brought(each)
+                         for each in part.arguments]  # fmt: skip
             graphs.wait()
             if not results:
                 program.require_own_buffers(kept)
