@@ -19,17 +19,21 @@ PACKAGES = ("tpukit", "torch", "torchvision", "torch_xla", "libtpu", "jax", "acc
 
 def measured() -> dict[str, Any]:
     """Where and when a result was measured."""
-    told = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    of_code = ("--", ".", ":!benchmarks/results")  # where results are written meanwhile
+    changed = _git("status", "--porcelain", "--untracked-files=no", *of_code)
+    commit = _git("rev-parse", "--short=8", "HEAD") or "unknown"
     cpu = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
     return {
-        "commit": told.stdout.strip() or "unknown",
+        "commit": f"{commit}-dirty" if changed else commit,
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"cpu": cpu[1] if cpu else platform.processor(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), **dict(_versions())},
     }
+
+
+def _git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _text(path: str) -> str:
