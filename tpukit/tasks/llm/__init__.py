@@ -1,1 +1,1 @@
-"""GPT-2 dialogue summarisation."""
+"""Language models: causal models of transformers, on prompts and completions."""

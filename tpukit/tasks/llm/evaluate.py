@@ -1,4 +1,4 @@
-"""`test` on a run of summaries: loss, ROUGE with intervals, baselines, the best and the worst."""
+"""`test` on a run: loss, ROUGE with intervals, baselines, the best and the worst completions."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Dialogue summaries with GPT-2 as a task of the engine."""
+"""Prompts and completions as a task of the engine: any causal model of transformers."""
 
 import copy
 import json
@@ -92,7 +92,7 @@ ADAPTER_FILE = "adapter.json"
 
 
 class SummarizeTask(Task):
-    """Learns the summary that follows a dialogue; only its tokens are targets."""
+    """Learns the completion that follows a prompt; only its tokens are targets."""
 
     name = "llm"
     settings: SummarizeConfig

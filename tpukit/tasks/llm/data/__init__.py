@@ -1,1 +1,1 @@
-"""Dialogues as tokens: CSV files, tokenizers, the token cache, packed rows."""
+"""Prompts and completions as tokens: files, tokenizers, the token cache, packed rows."""

@@ -1,1 +1,1 @@
-"""GPT-2, LoRA adapters, and weights from and to other formats."""
+"""Causal models of transformers: loaded, in the lean form, in 4 bits, and as rows need them."""
