@@ -74,6 +74,7 @@ def test_a_training_file_with(train, name: str) -> None:  # type: ignore[no-unty
         (["--lora-rank", "4", "--lora-layers", "0-9"], "there is no layer 9"),
         (["--lora-rank", "4", "--set", "lora_layers=9"], "there is no layer 9"),
         (["--lora-rank", "4", "--lora-layers", "0-99999999"], "neither a layer nor a range"),
+        (["--set", "lora_init=a", "--set", "adapter=use_dora=true"], "adapter: that of lora_init"),
         (["--set", "weights=fp8"], "weights 'fp8' is not one of fp32, bf16, nf4"),
         (["--set", "recompute=maybe"], "recompute 'maybe' is not true or false or auto"),
         (["--set", "paking=false"], "Did you mean packing?"),

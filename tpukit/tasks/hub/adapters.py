@@ -8,6 +8,7 @@ preferences, and what an export takes off again.
 import dataclasses
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -39,11 +40,17 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "mlp_out": ("down_proj", "mlp.c_proj", "fc2", "fc_out", "dense_4h_to_h", "mlp.Wo"),
 }  # fmt: skip
 """Layers of a block by what they do -> their names in transformers' models."""
+MATRIX = re.compile(r"\.lora_(?:embedding_)?([AB])\b")
+"""The two matrices of LoRA in a tensor's name."""
 NEED_DATA = ("eva", "corda", "lora_ga", "loftq")
 """Starts of peft that are made from data, or with weights of its own choice."""
 NOT_MERGED = ("trainable_token_indices", "layer_replication", "alora_invocation_tokens",
               "arrow_config")  # fmt: skip
 """Fields of peft whose updates are not those of single matrices."""
+ALL_LINEAR = "all-linear"
+"""peft's word for all linear layers but the output projection, in place of their names."""
+NOT_TRAINED = ("ADALORA", "ADAMSS", "POLY", "LILY")
+"""Kinds of peft that need more of a training loop than a loss, or are never merged."""
 
 
 def peft_config(fields: Mapping[str, Any], lm: Any) -> Any:
@@ -62,6 +69,11 @@ def peft_config(fields: Mapping[str, Any], lm: Any) -> Any:
             raise ConfigError(
                 f"adapter: {name} cannot be merged into the weights.", "Leave it out."
             )
+    if fields["peft_type"] in NOT_TRAINED:
+        raise ConfigError(
+            f"adapter: {fields['peft_type']} needs a training loop of its own, or is never merged.",
+            "Choose another peft_type, such as LORA.",
+        )
     fields = {"task_type": "CAUSAL_LM", **{n: v for n, v in fields.items() if n in known}}
     fields["inference_mode"] = False  # what peft saves would not be trained
     layers = fields.get("layers_to_transform")
@@ -71,6 +83,8 @@ def peft_config(fields: Mapping[str, Any], lm: Any) -> Any:
         raise ConfigError(
             f"lora_layers: there is no layer {last}.", f"The model has layers 0 to {count - 1}."
         )
+    if fields.get("target_modules") == [ALL_LINEAR]:
+        fields["target_modules"] = ALL_LINEAR
     if isinstance(fields.get("target_modules"), list | tuple):
         fields["target_modules"] = _present(fields["target_modules"], lm)
     if "fan_in_fan_out" not in fields and fields["peft_type"] == "LORA":
@@ -132,11 +146,13 @@ def add_adapter(lm: Any, config: Any, *, fresh: bool, keep_start: bool) -> None:
         start = dataclasses.replace(plain, lora_dropout=0.0)
     try:
         with warnings.catch_warnings(action="ignore"):
+            # A bias beside a layer that has none cannot be merged.
+            warnings.filterwarnings("error", ".*has no bias")
             inject_adapter_in_model(config if fresh else plain, lm, LEARNED)
             trained = {n: p for n, p in lm.named_parameters() if p.requires_grad}
             if keep_start:
                 inject_adapter_in_model(start, lm, START)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, UserWarning) as error:
         raise ConfigError(
             f"adapter: peft cannot adapt this model so: {str(error).splitlines()[0]}",
             "Choose other lora_targets, or another configuration.",
@@ -242,7 +258,9 @@ def adapter_files(lm: Any) -> dict[str, bytes]:
     if takes_part(fields):
         # What was taken out of the weights, W - B0 A0 + B A, as an update of W: [B -B0] [A; A0].
         for name in learned:
-            down = "lora_A" in name
+            if (matrix := MATRIX.search(name)) is None:
+                continue  # a whole module, a magnitude
+            down = matrix[1] == "A"
             both = [learned[name], start[name] if down else -start[name]]
             learned[name] = torch.cat(both, 0 if down else 1)
         factor = 2**0.5 if fields["use_rslora"] else 2
@@ -253,7 +271,10 @@ def adapter_files(lm: Any) -> dict[str, bytes]:
             fields[name] *= by
             fields[pattern] = {layer: by * value for layer, value in fields[pattern].items()}
         fields["init_lora_weights"] = True
-    tensors = {f"base_model.model.{n}": t.detach().cpu().contiguous() for n, t in learned.items()}
+    # Some kinds have one tensor in several layers, which safetensors refuses.
+    tensors = {
+        f"base_model.model.{n}": t.detach().cpu().contiguous().clone() for n, t in learned.items()
+    }
     text = json.dumps(fields, indent=2, default=lambda value: sorted(map(str, value)))
     return {CONFIG_FILE: text.encode(), WEIGHTS_FILE: save(tensors, {"format": "pt"})}
 

@@ -102,7 +102,7 @@ class SummarizeConfig:
     """Dropout on the input of LoRA adapters."""
     lora_targets: str = "qkv"
     """Matrices that are adapted: qkv, attention_out, mlp_in, mlp_out, or their names in the model,
-    separated by commas."""
+    separated by commas; or all-linear."""
     lora_layers: str | None = None
     """Layers that are adapted, counted from 0, such as `0,8-15`; None: all."""
     score_samples: int = setting(32, Range(0, LARGEST_COUNT))
@@ -118,6 +118,8 @@ class SummarizeConfig:
             yield "weights nf4 are not trained: they need lora_rank or adapter."
         if self.weights == "nf4" and self.from_scratch:
             yield "weights nf4 are read again with each start: they need init."
+        if self.lora_init and self.adapter:
+            yield "adapter: that of lora_init has a configuration of its own."
         if self.rejected_column and self.loss_on_prompt:
             yield "loss_on_prompt: of preferences the completions alone are learned."
         self.style.check()

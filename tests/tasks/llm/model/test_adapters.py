@@ -7,11 +7,14 @@ import pytest
 import torch
 
 from tpukit.errors import ConfigError, DataError, UsageError
+from tpukit.hardware.backend import TorchOps
 from tpukit.hardware.modules import require_unpacked
 from tpukit.tasks.hub import adapters
 from tpukit.tasks.llm.model import four_bits
+from tpukit.tasks.llm.model.build import language_model
 from tpukit.tasks.llm.model.load import load_lm, shape_of
 from tpukit.tasks.llm.settings import read_fields
+from tpukit.tasks.llm.task import SummarizeTask
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -31,6 +34,11 @@ KINDS = {
     "dora": LORA | {"use_dora": True},
     "pissa": LORA | {"init_lora_weights": "pissa", "rank_pattern": {"q_proj": 2}},
     "pissa rslora": LORA | {"init_lora_weights": "pissa_niter_4", "use_rslora": True},
+    "pissa dora": LORA | {"init_lora_weights": "pissa", "use_dora": True},
+    "pissa, an embedding, another beside": LORA | {
+        "init_lora_weights": "pissa", "target_modules": ["qkv", "embed_tokens"],
+        "modules_to_save": ["lm_head"],
+    },
     "olora": LORA | {"init_lora_weights": "olora"},
     "one layer": LORA | {"layers_to_transform": [1]},
     "an embedding beside": LORA | {"modules_to_save": ["embed_tokens"]},
@@ -40,6 +48,8 @@ KINDS = {
         "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
     },
     "loha": {"peft_type": "LOHA", "r": 4, "target_modules": ["qkv"]},
+    "randlora": {"peft_type": "RANDLORA", "r": 4, "target_modules": ["qkv"]},
+    "all linear layers": LORA | {"target_modules": ["all-linear"]},
     "ia3": {"peft_type": "IA3", "target_modules": ["key", "value", "mlp_out"],
             "feedforward_modules": ["down_proj"]},
     "of gpt2": LORA,
@@ -135,6 +145,8 @@ def test_an_update_of_bf16_weights_is_rounded_once():
         ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 3}, "has no field 'r'"),
         ({"init_lora_weights": "eva"}, "'eva' is made from data"),
         ({"trainable_token_indices": [1]}, "cannot be merged"),
+        ({"peft_type": "ADALORA"}, "needs a training loop of its own"),
+        ({"lora_bias": True}, "has no bias"),
         ({"r": -1}, "`r` should be a positive integer"),
         ({"layers_to_transform": [7]}, "there is no layer 7"),
         ({"modules_to_save": ["embed_tokens"]}, "embeddings are its output projection"),
@@ -227,6 +239,14 @@ def test_merged_weights_are_those_that_were_trained_beside(kind):
     adapters.merge_adapter(plain)
     torch.testing.assert_close(logits(plain), found, rtol=0, atol=1e-6)
     assert plain.state_dict().keys() == base.state_dict().keys()
+
+
+def test_an_adapter_that_needs_whole_weights_is_refused():
+    task = SummarizeTask(init="a", weights="nf4", adapter="peft_type=LOHA")._with(
+        shape=shape_of(model().config, 64), pretrained=None
+    )
+    with pytest.raises(ConfigError, match="weights nf4: LOHA of peft computes with the whole"):
+        language_model(task, TorchOps())
 
 
 @packs

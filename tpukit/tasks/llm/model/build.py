@@ -26,9 +26,22 @@ def language_model(
     )  # fmt: skip
     packs = settings.weights == "nf4"
     if packs:
+        kind = (task.adapter or {}).get("peft_type")
+        if kind in four_bits.NEED_WEIGHTS:
+            raise ConfigError(
+                f"weights nf4: {kind} of peft computes with the whole weights.",
+                "Choose another adapter, such as LORA, or weights bf16.",
+            )
         (four_bits.rounded_to_four_bits if unpacked else four_bits.in_four_bits)(lm)
     if task.adapter:
         continued, takes = settings.lora_init, adapters.takes_part(task.adapter)
+        bias = task.adapter.get("bias", "none")
+        if task.has_pairs and bias != "none":
+            raise ConfigError(
+                f"adapter: bias {bias!r}: preferences need the model at the start, and biases that"
+                " are trained stay where adapters are switched off.",
+                "Leave bias out.",
+            )
         if task.has_pairs and continued and takes:
             raise ConfigError(
                 f"lora_init {continued}: preferences do not go on from PiSSA or OLoRA itself.",

@@ -14,6 +14,9 @@ from transformers.pytorch_utils import Conv1D
 from tpukit.errors import ConfigError
 from tpukit.hardware.backend import linear_dtype
 
+NEED_WEIGHTS = ("LOHA", "LOKR", "HRA", "PEANUT", "SUPERTUNING")
+"""Adapters of peft that take a layer's weight as it is."""
+
 
 def in_four_bits(lm: Any) -> None:
     """Packs the linear layers of a model but for its output projection."""
