@@ -10,13 +10,14 @@ from runs import last_json, result, script, tpukit
 from tiny_qwen import write_qwen
 from torch.nn import functional as F
 
-from tpukit.errors import DataError
+from tpukit.errors import ConfigError, DataError
 from tpukit.hardware.backend import TorchOps
 from tpukit.tasks.llm.data.dataset import TokenSamples, collate_tokens
 from tpukit.tasks.llm.data.packing import RowShape, SetSizes
 from tpukit.tasks.llm.data.prompt import PromptStyle
 from tpukit.tasks.llm.data.rows import Columns, read_rows
 from tpukit.tasks.llm.data.token_cache import open_token_cache
+from tpukit.tasks.llm.evaluate import validation_rows
 from tpukit.tasks.llm.model.lean import LanguageModel
 from tpukit.tasks.llm.model.load import load_lm, shape_of
 from tpukit.tasks.llm.preferences import preference_loss
@@ -127,6 +128,33 @@ def test_chosen_completions_alone_are_evaluated(write_csv, tmp_path):
     tokens, targets, learned = task._evaluated().prompt_format.example(row)
     assert task.tokenizer.decode(tokens) == "".join(ROWS[0][:2]) and learned is None
     assert task.tokenizer.decode(tokens[-targets:]) == ROWS[0][1]
+
+
+def test_pairs_held_out_of_training_are_the_tested_ones(write_csv, tmp_path):
+    """Pairs whose rejected completion alone is too long were in no part."""
+    rows = [[f"Who {n}? ", f"Ann {n}.", "No " * (90 if n % 3 == 0 else 1)] for n in range(20)]
+    path = write_csv(tmp_path / "train.csv", ["prompt", "chosen", "rejected"], rows)
+    task = SummarizeTask(
+        data_path=str(path), model="1x1x16", tokenizer="train", vocabulary_size=300, id_column="",
+        prompt_column="prompt", completion_column="chosen", rejected_column="rejected",
+        template="{prompt}", block_size=64, valid_fraction=0.5,
+    )  # fmt: skip
+    valid = task.datasets().valid
+    held_out = [valid.prompt_and_targets(index)[1][:-1] for index in range(len(valid))]
+    tested, _ = validation_rows(task._evaluated(), path, None, print)
+    assert [row.summary for row in tested] == [task.tokenizer.decode(said) for said in held_out]
+    assert len(tested) == 6
+
+
+def test_biases_that_the_model_at_the_start_would_share_are_refused(write_csv, tmp_path):
+    path = write_csv(tmp_path / "train.csv", ["prompt", "chosen", "rejected"], ROWS)
+    task = SummarizeTask(
+        data_path=str(path), model="1x1x16", tokenizer="train", vocabulary_size=300, id_column="",
+        prompt_column="prompt", completion_column="chosen", rejected_column="rejected",
+        template="{prompt}", block_size=128, lora_rank=2, adapter="bias=all",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="bias 'all': preferences need the model at the start"):
+        task.build_model(TorchOps())
 
 
 def test_an_empty_rejected_completion_is_named(write_csv, tmp_path, tokenizer):

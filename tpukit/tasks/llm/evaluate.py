@@ -226,9 +226,10 @@ def validation_rows(
     if learned not in (None, file_digest(train_file)[:16]):
         log(f"warning: {train_file} is not the file that the run was trained with: it may have"
             " learned some of the rows that it is tested on.")  # fmt: skip
-    rows = list(read_rows(train_file, summaries=True, columns=columns))
-    # Rows that are too long are in no part.
-    examples = chain.from_iterable(encoded_chunks(rows, task.prompt_format))
+    # As they were learned, pairs too: rows that are too long are in no part.
+    learns = task.learned_format
+    rows = list(read_rows(train_file, summaries=True, pairs=True, columns=learns.style.columns))
+    examples = chain.from_iterable(encoded_chunks(rows, learns))
     rows = [row for row, example in zip(rows, examples, strict=True) if example is not None]
     chosen = split_indices(len(rows), config.valid_fraction, config.split_seed)[1]
     if not len(chosen):

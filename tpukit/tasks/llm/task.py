@@ -198,6 +198,12 @@ class SummarizeTask(Task):
                 )
             with Progress("Rows") as progress:
                 progress.message(f"One sample to a row, for a {kind}: {self.rows.reason}.")
+        if getattr(self.shape.config.get_text_config(), "output_router_logits", False):
+            with Progress("Experts") as progress:
+                progress.message(
+                    "output_router_logits of config.json: the auxiliary loss of the experts"
+                    " (router_aux_loss_coef) is not added."
+                )
         whole, pairs = self.settings.loss_on_prompt, self.has_pairs
         sizes = [sample_sizes(*part, whole=whole) for part in (train, valid)]
         set_sizes = SetSizes.of(*sizes)
@@ -478,7 +484,9 @@ class SummarizeTask(Task):
             )
         settings = replace(self.settings, rejected_column=None)
         formats = PromptFormat(self.tokenizer, self.shape.block_size, settings.style)
-        return self._with(settings=settings, prompt_format=formats)
+        return self._with(
+            settings=settings, prompt_format=formats, learned_format=self.prompt_format
+        )
 
     def export(
         self, weights: Mapping[str, Tensor], artifacts: Mapping[str, bytes], folder: Path
