@@ -260,7 +260,7 @@ def score_samples(
         )
     finally:
         model.train(was_training)
-    references = [task.tokenizer.decode(targets) for _, targets in parts]
+    references = [task.prompt_format.written(targets) for _, targets in parts]
     scores = rouge_scores(references, made)
     return {kind: float(values.mean()) for kind, values in scores.items()}
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 Log = Callable[[str], None]
 SUBMISSION = Path("submission.csv")
-JOURNAL_FORMAT = 6
+JOURNAL_FORMAT = 7
 """Changes with what a journal holds, and with the rules of prompts and ends."""
 
 

@@ -361,6 +361,17 @@ def test_a_long_prompt_loses_the_end_of_its_column(folder: Path) -> None:
     assert theirs.decode(example.tokens[-example.targets :]) == "Ann.<|im_end|>"
 
 
+def test_a_prompt_that_is_cut_has_no_blank_more(tmp_path: Path) -> None:
+    """Of a tokenizer that writes one before every text."""
+    write_tokenizer(tmp_path, spaces=True)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    formats = PromptFormat(
+        load_tokenizer(str(tmp_path)), 40, PromptStyle(Columns("text"), "{text}\nwho?\n")
+    )
+    tokens = formats.prompt(Row(1, "1", "Bob" * 90, ""), 0)
+    assert len(tokens) == 40 and theirs.decode(tokens).endswith("Bob\nwho?\n")
+
+
 def test_a_template_beyond_the_context_is_refused(folder: Path) -> None:
     style = PromptStyle(Columns("text", "answer", None, ("tone",)), "{tone} {text}")
     formats = PromptFormat(load_tokenizer(str(folder)), 32, style)
@@ -408,6 +419,50 @@ def test_a_last_message_is_learned_after_what_asks_for_it(tmp_path: Path) -> Non
     said = [t for t, learned in zip(example.tokens, example.learned, strict=True) if learned]
     assert theirs.decode(said) == "Ann.<|im_end|>"
     assert formats.prompt(row, 0) == example.tokens[: -len(said)]
+
+
+ANSWERS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.role == 'assistant' %}BEFORE"
+    "{{ m.content }}{% else %}\n{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistantASKS{% endif %}"
+)
+NO_THOUGHT = "{% if '</think>' not in m.content %}<think>\n\n</think>\n\n{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("before", "asks", "said", "learned"),
+    [
+        ("\n" + NO_THOUGHT, "\n<think>\n", "Ann.", "\n</think>\n\nAnn."),
+        ("\n" + NO_THOUGHT, "\n<think>\n", "<think>\nWho?\n</think>\n\nAnn.", None),
+        ("\n", "\n<think>\n", "Ann.", "\n</think>\n\nAnn."),
+        ("\n", "\n<think>\n", "<think>\nWho?\n</think>\n\nAnn.", None),
+        ("\n" + NO_THOUGHT, "\n", "Ann.", "Ann."),
+        ("<|begin|>final:", "", "Ann.", "<|begin|>final:Ann."),
+    ],
+    ids=["empty thought", "thought", "begun thought", "thought as text", "Qwen3", "gpt-oss"],
+)
+def test_an_answer_goes_on_from_what_the_prompt_begins(
+    request: pytest.FixtureRequest, tmp_path: Path, before: str, asks: str, said: str,
+    learned: str | None,
+) -> None:  # fmt: skip
+    """A thought is opened once and closed; what a template writes before answers is learned, and
+    left out of what the model wrote."""
+    template = ANSWERS.replace("BEFORE", before).replace("ASKS", asks)
+    write_tokenizer(tmp_path, chat=template)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900,
+                           PromptStyle(Columns("text", "answer", None), chat=True))  # fmt: skip
+    example = formats.example(Row(1, "1", "Who came?", said))
+    assert example is not None
+    asked = {"role": "user", "content": "Who came?"}
+    prompt = theirs.apply_chat_template([asked], add_generation_prompt=True, tokenize=False)
+    end = f"{learned or said.removeprefix('<think>' + chr(10))}<|im_end|>"
+    assert theirs.decode(example.tokens) == prompt + end
+    assert theirs.decode(example.tokens[-example.targets :]) == end
+    whole = theirs.apply_chat_template([asked, {"role": "assistant", "content": said}])["input_ids"]
+    if "Qwen3" not in request.node.name and theirs.decode(whole).startswith(prompt):
+        assert example.tokens == whole[: len(example.tokens)]
+    assert formats.written(example.tokens[-example.targets :]) == said
 
 
 def test_several_turns_learn_what_the_assistant_says(folder: Path, tmp_path: Path) -> None:
@@ -558,3 +613,11 @@ def test_settings_that_do_not_go_together(tokenizer) -> None:  # type: ignore[no
     assert named.further == ("my column", "a-b")
     with pytest.raises(ConfigError, match="no chat template"):
         PromptFormat(tokenizer, 64, PromptStyle(chat=True))
+
+
+def test_a_template_that_writes_no_plain_text_is_refused(tmp_path: Path) -> None:
+    """Of images: it wants lists of parts."""
+    parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}"
+    write_tokenizer(tmp_path, chat=parts + "<|im_end|>{% endfor %}")
+    with pytest.raises(ConfigError, match="writes no messages of plain text"):
+        PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 64, PromptStyle(chat=True))

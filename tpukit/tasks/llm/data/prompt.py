@@ -18,6 +18,8 @@ BEFORE_SUMMARY = "\n\n### SUMMARY:\n"
 LONGEST_SUMMARY_SHARE = 0.3
 """A summary that needs more of the context than this leaves too little to the dialogue."""
 SYSTEM = ("system", "developer")
+EMPTY_THOUGHT = re.compile(r"\s*<(\w+)>\s*</\1>\s*")
+"""What some chat templates write before an answer without a thought."""
 
 
 class Example(NamedTuple):
@@ -92,6 +94,12 @@ class PromptFormat:
         self._pieces = lru_cache(4096)(tokenizer.chat_pieces)
         if style.chat:
             _ = self._pieces(ASKED, asks=True)  # a tokenizer without a chat template ends here
+            if not {0, 1} <= {*self._pieces(ANSWERED).order}:
+                raise ConfigError(
+                    f"chat: the chat template of {tokenizer.source} writes no messages of plain"
+                    " text.",
+                    "Give weights whose template does: those of images want lists of parts.",
+                )
         self.tokenizer = tokenizer
         self.block_size = block_size
         self.style = style
@@ -112,7 +120,7 @@ class PromptFormat:
         encode = self.tokenizer.encode_parts
         tokens = first_tokens(lambda text: encode([*before, text, *after]), text, max(room, 0) + 1)
         if len(tokens) > room:
-            end, column = encode(after), self.style.columns.prompt
+            end, column = self._following("x", after), self.style.columns.prompt
             kept = room - len(end)
             if kept < (least := len(encode(before))):
                 raise DataError(
@@ -180,25 +188,45 @@ class PromptFormat:
         return Example(tokens, sum(flags), flags)
 
     def _answer(self, said: str) -> list[int]:
-        """The tokens of an answer as they follow those of the prompt in the whole text.
+        """The tokens of an answer as they follow those of the prompt in the whole text."""
+        asks, gap, tag = self._lead
+        if tag:
+            said = re.sub(rf"^\s*<{tag}>\n?", "", said)
+            gap = "" if f"</{tag}>" in said else gap
+        return self._following(asks, [gap, said])
 
-        Alone it would begin with the blank that some tokenizers write before every text.
+    def _following(self, text: str, parts: Sequence[str]) -> list[int]:
+        """The tokens of parts, of the template and of data in turn, as they follow a text.
+
+        Alone they would begin with the blank that some tokenizers write before every text.
         """
-        asks, gap = self._lead
-        before = self.tokenizer.encode_parts([asks])
-        tokens = self.tokenizer.encode_parts([asks + gap, said])
-        follows = asks and tokens[: len(before)] == before
-        return tokens[len(before) :] if follows else self.tokenizer.encode(said)
+        encode = self.tokenizer.encode_parts
+        before, tokens = encode([text]), encode([text + parts[0], *parts[1:]])
+        follows = text and tokens[: len(before)] == before
+        return tokens[len(before) :] if follows else encode(parts)
+
+    def written(self, tokens: Sequence[int]) -> str:
+        """The text of an answer's tokens, as a row has it."""
+        asks, gap, tag = self._lead
+        first, made = self._following(asks, [gap.rstrip()]), [*map(int, tokens)]
+        text = self.tokenizer.decode(made[len(first) if made[: len(first)] == first else 0 :])
+        return f"<{tag}>\n{text}".strip() if tag and f"</{tag}>" in text else text.strip()
 
     @cached_property
-    def _lead(self) -> tuple[str, str]:
-        """The end of a prompt, and the blank that the chat template writes before an answer."""
+    def _lead(self) -> tuple[str, str, str]:
+        """The end of a prompt, what is learned before an answer, and the tag of a thought that the
+        prompt begins: an answer without a thought ends it."""
         if not self.style.chat:
-            return self.style.places.split(self.style.around[1])[-1], ""
+            return self.style.places.split(self.style.around[1])[-1], "", ""
         asks = self._pieces(ASKED, asks=True).texts[-1]
-        gap = self._pieces(ANSWERED).texts[1].removeprefix(asks)
-        # Other text before a known answer (Qwen3's empty thought) is not in a prompt.
-        return asks, "" if gap.strip() else gap
+        known = self._pieces(ANSWERED).texts[1]
+        gap = known.removeprefix(asks) if known.startswith(asks) else ""
+        # An empty thought that the prompt does not begin (Qwen3's) is not learned.
+        gap = "" if EMPTY_THOUGHT.fullmatch(gap) else gap
+        begun = re.search(r"<(\w+)>\s*$", asks)
+        if begun is None:
+            return asks, gap, ""
+        return asks, gap or f"\n</{begun[1]}>\n\n", begun[1]
 
     def _conversation(self, row: Row) -> tuple[list[int], list[bool]]:
         """The tokens of a conversation before its last answer, and which of them the assistant

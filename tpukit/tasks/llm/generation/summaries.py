@@ -101,7 +101,7 @@ def summaries_of_chunks(
             yield (
                 number,
                 {
-                    n: Summary(tokenizer.decode(t).strip(), tokenizer.ends.isdisjoint(t))
+                    n: Summary(formats.written(t), tokenizer.ends.isdisjoint(t))
                     for n, t in tokens.items()
                 },
             )
