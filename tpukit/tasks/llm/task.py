@@ -307,7 +307,7 @@ class SummarizeTask(Task):
         """How rows are made for this model; DataError where it cannot be trained."""
         from tpukit.tasks.llm.model.rows import rows_of
 
-        return rows_of(self.shape.config)
+        return rows_of(self.shape.config, self.shape.block_size)
 
     @property
     def packs(self) -> bool:

@@ -28,6 +28,11 @@ def test_packed(kind):  # type: ignore[no-untyped-def]
     assert of(kind) == rows.Rows(packed=True)
 
 
+def test_a_model_that_views_its_result_as_the_rows_it_was_given():  # type: ignore[no-untyped-def]
+    """As StarCoder's: fewer places are no such rows."""
+    assert of("gpt_bigcode") == rows.Rows(packed=True, last_at_wanted=False)
+
+
 SHARED = {"num_hidden_layers": 7, "num_kv_shared_layers": 3}
 
 
@@ -39,6 +44,13 @@ SHARED = {"num_hidden_layers": 7, "num_kv_shared_layers": 3}
 def test_a_small_copy_can_be_made(kind, fields):  # type: ignore[no-untyped-def]
     """Layers that share keys, the last of a given kind; a vision tower."""
     assert of(kind, **fields).packed
+
+
+def test_samples_beyond_a_model_s_limits_are_tried_where_there_are_any():  # type: ignore[no-untyped-def]
+    """Llama 4 attends within chunks."""
+    config = transformers.AutoConfig.for_model("llama4_text")
+    assert rows_of(config, config.attention_chunk_size).packed
+    assert not rows_of(config, config.attention_chunk_size + 1).packed
 
 
 def test_a_small_copy_scales_positions_as_its_model():  # type: ignore[no-untyped-def]

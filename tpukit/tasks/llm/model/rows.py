@@ -54,6 +54,11 @@ SMALL: Mapping[str, Any] = {
 """Sizes of the small copy, by the names that configurations have for them."""
 
 
+LIMITS = ("attention_chunk_size", "attention_window_size", "floor_scale", "index_topk",
+          "keep_window_size", "local_attention", "log_scaling_n_floor", "sliding_window_size",
+          "window_size")  # fmt: skip
+"""Lengths beyond which a model attends otherwise: the small copy has short ones, where a run's
+samples may be longer."""
 NEEDED = ("head_dim", "num_key_value_heads", "pad_token_id")
 """Those that some models cannot do without, and leave out of their default configuration."""
 
@@ -83,14 +88,16 @@ _KNOWN: dict[str, tuple[Rows | None, str]] = {}
 WHAT_TO_DO = "docs/llm_models.md lists the models that can."
 
 
-def rows_of(config: PretrainedConfig) -> Rows:
+def rows_of(config: PretrainedConfig, longest: int = LENGTH) -> Rows:
     """How rows are made for a model of this configuration.
+
+    longest: tokens of the longest sample.
 
     Raises `DataError` where no rows give what transformers gives each sample alone.
     """
     name = config.model_type
     try:
-        tried = small(config)
+        tried = small(config, longest)
         key = json.dumps(tried.to_dict(), default=str, sort_keys=True)
         if key not in _KNOWN:
             with torch.random.fork_rng(devices=[]), torch.device("cpu"), without_output():
@@ -104,13 +111,13 @@ def rows_of(config: PretrainedConfig) -> Rows:
     return rows
 
 
-def small(config: PretrainedConfig) -> PretrainedConfig:
+def small(config: PretrainedConfig, longest: int = LENGTH) -> PretrainedConfig:
     """The configuration of a small model with the same kinds of layers."""
-    made: PretrainedConfig = type(config).from_dict(_shrunk(config.to_dict()))
+    made: PretrainedConfig = type(config).from_dict(_shrunk(config.to_dict(), longest))
     return made
 
 
-def _shrunk(fields: dict[str, Any]) -> dict[str, Any]:
+def _shrunk(fields: dict[str, Any], longest: int) -> dict[str, Any]:
     made = dict(fields)
     count = next((fields[name] for name in LAYERS if name in fields), None)
     kinds = fields.get("layer_types") or []
@@ -121,6 +128,8 @@ def _shrunk(fields: dict[str, Any]) -> dict[str, Any]:
     for name, value in fields.items():
         if name in SMALL and (value is not None or name in NEEDED):
             made[name] = SMALL[name]
+        elif name in LIMITS and isinstance(value, int) and value < longest:
+            made[name] = SMALL["sliding_window"]
         elif name == "num_kv_shared_layers" and value:  # the last ones, by their kind
             made[name] = COUNT // 2
         elif "jitter" in name and value:  # noise of the routing in training, which mixes nothing
@@ -133,7 +142,7 @@ def _shrunk(fields: dict[str, Any]) -> dict[str, Any]:
             of_layer = {int(n): settings for n, settings in value.items()}
             made[name] = {n: of_layer[k] for n, k in enumerate(kept) if k in of_layer}
         elif isinstance(value, dict) and value.keys() & {*LAYERS}:  # of texts, of images
-            made[name] = _shrunk(value)
+            made[name] = _shrunk(value, longest)
     for name in ("num_key_value_heads", "num_kv_heads"):
         if name in fields and fields[name] == fields.get("num_attention_heads"):
             made[name] = SMALL["num_attention_heads"]
@@ -222,10 +231,12 @@ class _Pair:
             tokens, starts = torch.zeros_like(self.tokens), None
             tokens[0, : LENGTH - CUT], tokens[1] = row[CUT:], self.tokens[1]
             expected = torch.cat([second, torch.zeros(CUT, second.shape[1]), self.alone[2]])
-        # In another order than they come: nothing that leaves them where they are is right.
-        wanted = torch.arange(LENGTH).flip(0).repeat(2, 1)
+        # In another order than they come: nothing that leaves them where they are is right. Three
+        # are wanted twice: a model may not view its result as the rows that it was given.
+        wanted = torch.arange(2 * LENGTH).flip(0)
+        wanted = torch.cat([wanted, wanted[:3]])[None]
         with torch.no_grad():
-            found = model(tokens, wanted, starts=starts).flip(1).flatten(0, 1)
+            found = model(tokens, wanted, starts=starts)[0, : 2 * LENGTH].flip(0)
         if not rows.packed:
             found = found.clone()
             found[LENGTH - CUT : LENGTH] = 0
