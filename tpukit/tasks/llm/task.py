@@ -176,6 +176,11 @@ class SummarizeTask(Task):
         return str(download(named_sizes().get(named, {}).get("hub", named), f"--init {named}"))
 
     @cached_property
+    def learned_format(self) -> PromptFormat:
+        """Builds the samples that are learned, pairs too."""
+        return self.prompt_format
+
+    @cached_property
     def prompt_format(self) -> PromptFormat:
         """Builds prompts for the model."""
         return PromptFormat(self.tokenizer, self.shape.block_size, self.settings.style)
@@ -198,11 +203,11 @@ class SummarizeTask(Task):
                 )
             with Progress("Rows") as progress:
                 progress.message(f"One sample to a row, for a {kind}: {self.rows.reason}.")
-        if getattr(self.shape.config.get_text_config(), "output_router_logits", False):
+        if self._has_routers and not self.balances:
             with Progress("Experts") as progress:
                 progress.message(
-                    "output_router_logits of config.json: the auxiliary loss of the experts"
-                    " (router_aux_loss_coef) is not added."
+                    "output_router_logits of config.json: the auxiliary loss of the experts is not"
+                    " added to that of pairs, or of rows of one sample."
                 )
         whole, pairs = self.settings.loss_on_prompt, self.has_pairs
         sizes = [sample_sizes(*part, whole=whole) for part in (train, valid)]
@@ -312,6 +317,16 @@ class SummarizeTask(Task):
     @property
     def packs(self) -> bool:
         return self.settings.packing and self.rows.packed
+
+    @property
+    def _has_routers(self) -> bool:
+        """Whether config.json asks for the auxiliary loss of experts."""
+        return bool(getattr(self.shape.config.get_text_config(), "output_router_logits", False))
+
+    @property
+    def balances(self) -> bool:
+        """Whether that loss is added."""
+        return self._has_routers and self.packs and not self.has_pairs
 
     def forms(self) -> Sequence[Self]:
         """With `recompute=auto` the task without and with recomputation."""
