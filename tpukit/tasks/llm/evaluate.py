@@ -74,7 +74,7 @@ def evaluate_run(
     assert run is not None, "summaries have no checkpoint files of other code"
     home = local_data(request.data_path or task.settings.data_path)
     held_out: frozenset[int] = frozenset()
-    if request.data is None and not _has_references(home, task.settings.style.columns):
+    if request.data is None and not has_references(home, task.settings.style.columns):
         log("The test file is to be predicted: testing on the rows held out of training.")
         request = replace(request, data="valid")
     if request.data == "valid":
@@ -182,7 +182,7 @@ def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
             "Give a folder with test.csv and test_references.csv, or one CSV file with summaries;"
             " --data valid takes the rows held out of training.",
         )
-    if not _has_references(path, columns):
+    if not has_references(path, columns):
         raise DataError(
             f"{tests} has no column {columns.completion!r}: its rows are to be predicted.",
             "--data valid tests on the rows held out of training, --data FILE on others.",
@@ -201,15 +201,16 @@ def read_references(path: Path, columns: Columns = DIALOGUES) -> list[Row]:
     return [replace(row, summary=summaries[row.id]) for row in rows]
 
 
-def _has_references(path: Path, columns: Columns) -> bool:
+def has_references(path: Path, columns: Columns) -> bool:
     """Whether a file or folder says what the rows to test are answered with."""
     tests = table_file(path, "test")
     if not path.is_dir() or table_file(path, "test_references").is_file():
         return True
     if not tests.is_file():
         return False
-    names = open_table(tests).columns
-    return columns.has_messages or column_place(names, columns.completion) is not None
+    if columns.has_messages:
+        return bool(next(read_rows(tests, summaries=False, columns=columns)).summary)
+    return column_place(open_table(tests).columns, columns.completion) is not None
 
 
 def validation_rows(

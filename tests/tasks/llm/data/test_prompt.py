@@ -14,7 +14,7 @@ from tpukit.tasks.llm.data.prompt import PromptFormat, PromptStyle
 from tpukit.tasks.llm.data.rows import Columns, Row, read_rows
 from tpukit.tasks.llm.data.tokenizer import ASKED, tokenizer_from_bytes
 from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer
-from tpukit.tasks.llm.evaluate import read_references, score_rows
+from tpukit.tasks.llm.evaluate import has_references, read_references, score_rows
 from tpukit.tasks.llm.task import SummarizeTask
 
 transformers = pytest.importorskip("transformers")
@@ -511,6 +511,15 @@ def test_references_of_conversations_in_a_file_of_their_own(tmp_path: Path) -> N
     written(tmp_path / "test_references.jsonl", [{"id": "a", "answer": "Ann."}])
     (row,) = read_references(tmp_path, columns)
     assert (json.loads(row.dialogue), row.summary) == (MESSAGES[:2], "Ann.")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_questions_without_answers_are_no_references(tmp_path: Path, count: int) -> None:
+    """As conversations that go on with a question are."""
+    columns = Columns("messages", id=None, has_messages=True)
+    for messages, has in ((MESSAGES[1 : count + 1], False), (MESSAGES[1:5], True)):
+        written(tmp_path / "test.jsonl", [{"messages": messages}])
+        assert has_references(tmp_path, columns) == has
 
 
 def test_the_first_line_of_a_conversation_is_that_of_its_question(tmp_path: Path) -> None:
