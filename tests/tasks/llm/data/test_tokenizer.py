@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tpukit.errors import DataError
 from tpukit.tasks.llm.data.prompt import first_tokens
+from tpukit.tasks.llm.data.rows import Columns
 from tpukit.tasks.llm.data.tokenizer import (
     END_OF_TEXT,
     GPT2_PATTERN,
@@ -19,7 +20,7 @@ from tpukit.tasks.llm.data.tokenizer import (
     tokenizer_from_bytes,
     tokenizer_of_ranks,
 )
-from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer
+from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer, trained_tokenizer
 
 TEXT = "Ann: it's 5 o'clock, isn't it? 😀\r\n  Bob:  <|endoftext|>"
 
@@ -181,3 +182,11 @@ def test_no_network_says_which_file_to_bring(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(DataError, match="GPT-2 tokenizer") as caught:
         load_tokenizer("gpt2")
     assert "tokenizer.json" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("column", ["question/answer", "q" * 300])
+def test_a_tokenizer_is_trained_on_columns_of_any_name(tmp_path: Path, column: str) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text(f"{column},said\nWho came?,Ann\n")
+    made = trained_tokenizer(path, 300, Columns(column, "said", None))
+    assert trained_tokenizer(path, 300, Columns(column, "said", None)) == made

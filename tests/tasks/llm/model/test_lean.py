@@ -221,6 +221,13 @@ def test_dropout_is_that_of_embeddings_and_branches():  # type: ignore[no-untype
         set_dropout(transformers.AutoConfig.for_model("qwen3"), 0.25)
 
 
+def test_layers_that_are_not_computed_again_are_named():  # type: ignore[no-untyped-def]
+    size = {"n_embd": 16, "dff": 16, "n_layer": 1, "n_head": 1, "vocab_size": VOCABULARY}
+    lm = load_lm(Shape({"model_type": "ctrl", **size}, LENGTH), torch.float32)
+    with pytest.raises(ConfigError, match="recompute: a ctrl of transformers has no layers for it"):
+        LanguageModel(lm, TorchOps(), recompute=True)
+
+
 def test_longrope_is_that_of_the_context():  # type: ignore[no-untyped-def]
     """transformers changes the factors with the text; short texts have those of the training."""
     config = transformers.AutoConfig.for_model(

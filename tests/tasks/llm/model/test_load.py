@@ -256,3 +256,11 @@ def test_named_sizes_have_the_public_models_parameters():  # type: ignore[no-unt
             config = config_of(fields, name)
             lm = transformers.AutoModelForCausalLM.from_config(config)
         assert sum(p.numel() for p in lm.parameters()) == parameters, name
+
+
+@pytest.mark.parametrize("name", ["SmolLM3-3B", "Phi-3-mini"])
+def test_a_named_size_takes_a_small_vocabulary(name):  # type: ignore[no-untyped-def]
+    """Its token of padding lies beyond."""
+    with torch.device("meta"):
+        lm = transformers.AutoModelForCausalLM.from_config(from_scratch(name, 300, 64).config)
+    assert lm.get_input_embeddings().weight.shape[0] == 300

@@ -1,5 +1,7 @@
 """Which tokenizer a run gets: GPT-2's own, a local file, or one trained on the data."""
 
+import hashlib
+import json
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -34,7 +36,8 @@ def trained_tokenizer(
     """A tokenizer trained on the file, kept in the cache by content and size."""
     path = cache_folder() / "tokenizers" / f"{file_digest(csv_path)[:32]}-{vocabulary_size}.json"
     if columns != DIALOGUES:
-        path = path.with_stem("-".join((path.stem, *columns.names)))
+        names = hashlib.sha256(json.dumps(columns.names).encode()).hexdigest()
+        path = path.with_stem(f"{path.stem}-{names[:32]}")
     with exclusive(path.with_suffix(".lock"), wait=True):
         if not path.exists():
             rows = islice(read_rows(csv_path, summaries=True, columns=columns), ROWS_FOR_TOKENIZER)

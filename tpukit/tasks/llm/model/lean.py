@@ -21,6 +21,7 @@ from transformers.activations import NewGELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
+from tpukit.errors import ConfigError
 from tpukit.hardware.backend import ModelOps
 from tpukit.tasks.hub.models import recompute_layer
 from tpukit.tasks.llm.data.dataset import IGNORED
@@ -146,7 +147,11 @@ class LanguageModel(nn.Module):
         taken = inspect.signature(lm.get_submodule(self._base).forward).parameters
         self._cache_name = "cache" if "cache" in taken else "past_key_values"  # before 5.24
         if recompute:
-            lm._set_gradient_checkpointing(True, partial(recompute_layer, ops))
+            try:
+                lm._set_gradient_checkpointing(True, partial(recompute_layer, ops))
+            except ValueError as error:
+                said = f"recompute: a {lm.config.model_type} of transformers has no layers for it."
+                raise ConfigError(said, "Leave it out.") from error
         take_forms(lm)
         self._tail = Tail(lm.get_submodule(self._base))
         self._balances = balances

@@ -80,7 +80,8 @@ def config_of(fields: Mapping[str, Any], source: str) -> PretrainedConfig:
 
 def from_scratch(size: str, vocabulary_size: int, block_size: int) -> Shape:
     """The shape of `--model` with random weights."""
-    fields = parse_model_size(size) | {"vocab_size": vocabulary_size}
+    # Of a smaller vocabulary than the public one the token of padding may lie beyond.
+    fields = parse_model_size(size) | {"vocab_size": vocabulary_size, "pad_token_id": None}
     if fields["model_type"] == "gpt2":
         fields["n_positions"] = block_size
         # transformers takes numbers of GPT-2's own tokenizer otherwise.
