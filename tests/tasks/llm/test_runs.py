@@ -209,6 +209,17 @@ def test_a_run_of_an_earlier_name_and_settings_is_read(place, tmp_path, monkeypa
     here(place, *predict_command(place, str(run), "earlier.csv"))
 
 
+@pytest.mark.slow
+def test_a_run_that_learned_prompts_is_tested_on_them(place, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    told: dict = {}
+    train_here(place, str(tmp_path), "--max-steps", 2, "--set", "loss_on_prompt=true")
+    monkeypatch.setattr(Output, "result", lambda self, fields: told.update(fields))
+    here(place, "test", "--run", tmp_path, "--hw", "cpu", "--data", "valid")
+    logged = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    losses = [row["valid_loss"] for row in logged if "valid_loss" in row]
+    assert told["metrics"]["loss"] == pytest.approx(min(losses), rel=1e-5)
+
+
 def test_the_rows_held_out_of_training_are_tested_on(place, whole, tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
     """A competition's test.csv has no summaries."""
     told: dict = {}

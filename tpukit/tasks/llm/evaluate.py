@@ -138,7 +138,10 @@ def evaluate_summaries(
     if not kept:
         too_long = config.style.too_long(formats.block_size)
         raise DataError(f"{source}: all rows are {too_long}.", "Test on others.")
-    data = ListedSamples([example for _, example in kept])
+    learned = [
+        Example(e.tokens, len(e.tokens) - 1) if config.loss_on_prompt else e for _, e in kept
+    ]
+    data = ListedSamples(learned)
     loss = mean_values(task, model, backend, data)["loss"]
     rows = [row for row, _ in kept]
     limit = config.max_new_tokens

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -205,7 +205,7 @@ class PromptFormat:
         follows = text and tokens[: len(before)] == before
         return tokens[len(before) :] if follows else encode(parts)
 
-    def written(self, tokens: Sequence[int]) -> str:
+    def written(self, tokens: Iterable[int]) -> str:
         """The text of an answer's tokens, as a row has it."""
         asks, gap, tag = self._lead
         first, made = self._following(asks, [gap.rstrip()]), [*map(int, tokens)]
