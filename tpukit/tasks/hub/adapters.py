@@ -47,6 +47,11 @@ NEED_DATA = ("eva", "corda", "lora_ga", "loftq")
 NOT_MERGED = ("trainable_token_indices", "layer_replication", "alora_invocation_tokens",
               "arrow_config")  # fmt: skip
 """Fields of peft whose updates are not those of single matrices."""
+NAMES = {"target_modules", "modules_to_save", "exclude_modules", "feedforward_modules",
+         "target_parameters", "layers_pattern"}  # fmt: skip
+"""Fields of peft that list names of modules."""
+WORDS = re.compile(r"[\w.]+(\|[\w.]+)*")
+"""Names with | between; other texts are peft's patterns."""
 ALL_LINEAR = "all-linear"
 """peft's word for all linear layers but the output projection, in place of their names."""
 NOT_TRAINED = ("ADALORA", "ADAMSS", "POLY", "LILY")
@@ -76,17 +81,14 @@ def peft_config(fields: Mapping[str, Any], lm: Any) -> Any:
         )
     fields = {"task_type": "CAUSAL_LM", **{n: v for n, v in fields.items() if n in known}}
     fields["inference_mode"] = False  # what peft saves would not be trained
+    _name_modules(fields, lm)
     layers = fields.get("layers_to_transform")
-    last = max([layers] if isinstance(layers, int) else layers or [-1])
+    last = max([layers] if isinstance(layers, int | float) else layers or [-1])
     count = lm.config.get_text_config().num_hidden_layers
     if last >= count:
         raise ConfigError(
             f"lora_layers: there is no layer {last}.", f"The model has layers 0 to {count - 1}."
         )
-    if fields.get("target_modules") == [ALL_LINEAR]:
-        fields["target_modules"] = ALL_LINEAR
-    if isinstance(fields.get("target_modules"), list | tuple):
-        fields["target_modules"] = _present(fields["target_modules"], lm)
     if "fan_in_fan_out" not in fields and fields["peft_type"] == "LORA":
         fields["fan_in_fan_out"] = any(isinstance(m, Conv1D) for m in lm.modules())
     start = fields.get("init_lora_weights", True)
@@ -103,6 +105,28 @@ def peft_config(fields: Mapping[str, Any], lm: Any) -> Any:
         raise ConfigError(
             f"adapter: peft takes no such configuration: {error}.", f"See peft's {kind.__name__}."
         ) from error
+
+
+def _name_modules(fields: dict[str, Any], lm: Any) -> None:
+    """Gives the fields that name modules the form that peft takes."""
+    for name in NAMES.intersection(fields):
+        # A word is one name to users, and to peft a pattern, or as many names as it has letters.
+        value = fields[name]
+        if isinstance(value, str) and value != ALL_LINEAR:
+            is_pattern = name != "modules_to_save" and not WORDS.fullmatch(value)
+            fields[name] = value if is_pattern else value.split("|")
+    own = [name for name, _ in lm.named_modules()]
+    for module in fields.get("modules_to_save") or ():
+        if not any(name.endswith(module) for name in own):  # peft would leave it out
+            known = ", ".join(sorted(filter(str.isidentifier, {n.rpartition(".")[2] for n in own})))
+            raise ConfigError(
+                f"adapter: modules_to_save: a {lm.config.model_type} has no {module}.",
+                f"Choose among {known}.",
+            )
+    if fields.get("target_modules") == [ALL_LINEAR]:
+        fields["target_modules"] = ALL_LINEAR
+    if isinstance(fields.get("target_modules"), list | tuple):
+        fields["target_modules"] = _present(fields["target_modules"], lm)
 
 
 def _present(targets: Any, lm: Any) -> list[str]:
@@ -152,7 +176,7 @@ def add_adapter(lm: Any, config: Any, *, fresh: bool, keep_start: bool) -> None:
             trained = {n: p for n, p in lm.named_parameters() if p.requires_grad}
             if keep_start:
                 inject_adapter_in_model(start, lm, START)
-    except (TypeError, ValueError, RuntimeError, UserWarning) as error:
+    except (TypeError, ValueError, AttributeError, RuntimeError, UserWarning) as error:
         raise ConfigError(
             f"adapter: peft cannot adapt this model so: {str(error).splitlines()[0]}",
             "Choose other lora_targets, or another configuration.",
@@ -162,11 +186,18 @@ def add_adapter(lm: Any, config: Any, *, fresh: bool, keep_start: bool) -> None:
         if name in trained or f".{START}" in name:
             parameter.data = parameter.data.float()
     adapted = {id(part) for _, layer in _layers(lm) for part in layer.children()}
-    if is_tied and adapted & ends:
+    saved = [
+        end.modules_to_save[LEARNED].weight
+        for end in (lm.get_input_embeddings(), output and lm.get_output_embeddings())
+        if hasattr(end, "modules_to_save")
+    ]
+    is_one = len(saved) == 2 and saved[0] is saved[1] and not keep_start  # peft ties one adapter
+    if is_tied and adapted & ends and not is_one:
         raise ConfigError(
             "adapter: this model's embeddings are its output projection: an adapter of one alone"
             " cannot be merged.",
-            "Leave embed_tokens and lm_head (wte) out.",
+            "Leave embed_tokens and lm_head (wte) out, or train them whole:"
+            " modules_to_save=embed_tokens,ensure_weight_tying=true.",
         )
     if keep_start:
         for _, layer in _layers(lm):

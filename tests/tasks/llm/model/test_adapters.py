@@ -13,7 +13,7 @@ from tpukit.tasks.hub import adapters
 from tpukit.tasks.llm.model import four_bits
 from tpukit.tasks.llm.model.build import language_model
 from tpukit.tasks.llm.model.load import load_lm, shape_of
-from tpukit.tasks.llm.settings import read_fields
+from tpukit.tasks.llm.settings import parse_fields, read_fields
 from tpukit.tasks.llm.task import SummarizeTask
 
 transformers = pytest.importorskip("transformers")
@@ -42,6 +42,7 @@ KINDS = {
     "olora": LORA | {"init_lora_weights": "olora"},
     "one layer": LORA | {"layers_to_transform": [1]},
     "an embedding beside": LORA | {"modules_to_save": ["embed_tokens"]},
+    "one for both ends": LORA | {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
     "an embedding": LORA | {"target_modules": ["qkv", "embed_tokens"]},
     "mixtral's parameters": LORA | {
         "target_modules": ["qkv"],
@@ -55,6 +56,8 @@ KINDS = {
     "of gpt2": LORA,
     "pissa of gpt2": LORA | {"init_lora_weights": "pissa"},
 }  # fmt: skip
+ALONE = ("one for both ends", "randlora")
+"""Those of which peft takes no second one."""
 TOKENS = torch.randint(0, 100, (2, 16), generator=torch.Generator().manual_seed(0))
 
 
@@ -114,11 +117,13 @@ def test_an_adapter_is_peft_s(name, tmp_path):
     adapters.add_adapter(read, config, fresh=True, keep_start=False)
     assert trained(read) == trained(lm) != []
     read = copy.deepcopy(base)
-    adapters.add_adapter(read, config, fresh=True, keep_start=True)
+    keep_start = name not in ALONE
+    adapters.add_adapter(read, config, fresh=True, keep_start=keep_start)
     adapters.load_adapter(read, tmp_path)
     torch.testing.assert_close(logits(read), found, rtol=0, atol=1e-6)
     with adapters.as_at_start(read):
-        torch.testing.assert_close(logits(read), found, rtol=0, atol=1e-6)
+        at_start = found if keep_start else logits(base)
+        torch.testing.assert_close(logits(read), at_start, rtol=0, atol=1e-6)
     adapters.merge_adapter(lm)
     assert lm.state_dict().keys() == base.state_dict().keys()
     torch.testing.assert_close(logits(lm), found, rtol=0, atol=1e-6)
@@ -147,6 +152,8 @@ def test_an_update_of_bf16_weights_is_rounded_once():
         ({"trainable_token_indices": [1]}, "cannot be merged"),
         ({"peft_type": "ADALORA"}, "needs a training loop of its own"),
         ({"lora_bias": True}, "has no bias"),
+        ({"modules_to_save": "header"}, "modules_to_save: a qwen3 has no header"),
+        ({"rank_pattern": "q_proj"}, "peft cannot adapt this model so"),
         ({"r": -1}, "`r` should be a positive integer"),
         ({"layers_to_transform": [7]}, "there is no layer 7"),
         ({"modules_to_save": ["embed_tokens"]}, "embeddings are its output projection"),
@@ -159,6 +166,25 @@ def test_what_cannot_be_adapted_is_named(fields, said):
         adapters.add_adapter(
             lm, adapters.peft_config(LORA | fields, lm), fresh=True, keep_start=False
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "saved", "adapted"),
+    [
+        ("modules_to_save=lm_head", {"lm_head"}, {"q_proj", "k_proj", "v_proj", "down_proj"}),
+        ("exclude_modules=k_proj|v_proj", set(), {"q_proj", "down_proj"}),
+        ("target_modules=k_proj|mlp_out", set(), {"k_proj", "down_proj"}),
+        ("target_modules=.*k_proj", set(), {"k_proj"}),
+    ],
+)
+def test_words_are_names_of_modules(text, saved, adapted):
+    """peft takes a word for a pattern of whole names, or for its letters."""
+    lm = model(tie_word_embeddings=False)
+    config = adapters.peft_config(LORA | parse_fields(text), lm)
+    adapters.add_adapter(lm, config, fresh=True, keep_start=False)
+    own = [name.split(".") for name in trained(lm)]
+    assert {n[n.index("modules_to_save") - 1] for n in own if "modules_to_save" in n} == saved
+    assert {n[n.index("lora_A") - 1] for n in own if "lora_A" in n} == adapted
 
 
 def test_another_model_s_adapter_is_refused(tmp_path):
