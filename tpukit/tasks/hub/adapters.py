@@ -63,13 +63,15 @@ def peft_config(fields: Mapping[str, Any], lm: Any) -> Any:
     from peft import PEFT_TYPE_TO_CONFIG_MAPPING
 
     kind: Any = PEFT_TYPE_TO_CONFIG_MAPPING.get(fields["peft_type"])
-    known = {field.name for field in dataclasses.fields(kind)} if kind else {"peft_type"}
+    known = {f.name: f.type for f in dataclasses.fields(kind)} if kind else {"peft_type": str}
     # What a later release of peft has, and this file does not use, is left out.
-    for name in (name for name, value in fields.items() if value):
+    for name, value in ((name, value) for name, value in fields.items() if value):
         if kind is None or name not in known:
             what = f"field {name!r}" if kind else f"peft_type {fields['peft_type']!r}"
             names = ", ".join(sorted(known if kind else PEFT_TYPE_TO_CONFIG_MAPPING))
             raise ConfigError(f"adapter: the installed peft has no {what}.", f"It has {names}.")
+        if known[name] in (bool, "bool") and not isinstance(value, bool):
+            raise ConfigError(f"adapter: {name} {value!r} is not true or false.", "Give one.")
         if name in NOT_MERGED:
             raise ConfigError(
                 f"adapter: {name} cannot be merged into the weights.", "Leave it out."

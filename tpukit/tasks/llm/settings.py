@@ -199,7 +199,7 @@ def parse_fields(text: str) -> dict[str, Any]:
         try:
             fields[name] = json.loads(value)
         except ValueError:  # a word
-            fields[name] = value
+            fields[name] = {"True": True, "False": False, "None": None}.get(value, value)
     return fields
 
 

@@ -154,6 +154,7 @@ def test_an_update_of_bf16_weights_is_rounded_once():
         ({"lora_bias": True}, "has no bias"),
         ({"modules_to_save": "header"}, "modules_to_save: a qwen3 has no header"),
         ({"rank_pattern": "q_proj"}, "peft cannot adapt this model so"),
+        (parse_fields("use_dora=no"), "use_dora 'no' is not true or false"),
         ({"r": -1}, "`r` should be a positive integer"),
         ({"layers_to_transform": [7]}, "there is no layer 7"),
         ({"modules_to_save": ["embed_tokens"]}, "embeddings are its output projection"),
@@ -166,6 +167,12 @@ def test_what_cannot_be_adapted_is_named(fields, said):
         adapters.add_adapter(
             lm, adapters.peft_config(LORA | fields, lm), fresh=True, keep_start=False
         )
+
+
+def test_python_s_words_are_values():
+    assert parse_fields("use_dora=False,use_rslora=True,layers_to_transform=None,r=4") == {
+        "use_dora": False, "use_rslora": True, "layers_to_transform": None, "r": 4,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
