@@ -2,6 +2,8 @@
 
 import json
 import sys
+from datetime import datetime
+from decimal import Decimal
 
 import pytest
 
@@ -40,6 +42,15 @@ def test_rows_are_those_of_json(pyarrow, tmp_path):
 def test_bytes_of_text_are_text(pyarrow, tmp_path):
     write(pyarrow, tmp_path / "train.parquet", [{"text": "é\n".encode(), "image": b"\x89PNG"}])
     assert read_table(tmp_path / "train.parquet").rows == [["é\n", "\\x89PNG"]]
+
+
+def test_decimals_and_dates_are_written_without_quotes(pyarrow, tmp_path):
+    """A decimal was no number, and so a class."""
+    when = datetime(2020, 1, 2, 3, 4)
+    write(
+        pyarrow, tmp_path / "train.parquet", [{"y": Decimal("1.50"), "on": when.date(), "t": when}]
+    )
+    assert read_table(tmp_path / "train.parquet").rows == [["1.50", "2020-01-02", str(when)]]
 
 
 def test_what_cannot_be_read(pyarrow, tmp_path, monkeypatch):

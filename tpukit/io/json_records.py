@@ -104,7 +104,10 @@ def json_text(where: str, column: str, value: Any) -> str:
         return ""
     if isinstance(value, bytes):  # Parquet's
         value = value.decode("utf-8", "backslashreplace")
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if not isinstance(value, bool | int | float | list | dict):  # texts, Parquet's dates, decimals
+        text = str(value)
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str)
     try:
         text.encode()
     except UnicodeEncodeError as error:
