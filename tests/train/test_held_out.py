@@ -11,6 +11,7 @@ from tpukit.train.held_out import (
     FILE,
     TARGET_FILE,
     HeldOut,
+    interval,
     read_held_out,
     scores,
     summarise,
@@ -32,6 +33,21 @@ def test_a_target_may_have_any_name(tmp_path, column):
     assert (found.predicted == predicted).all()
     summarise(tmp_path, {"0": tmp_path}, lambda target: [])
     assert read_table(tmp_path / ALL_FILE).column(column) == ["NA", 'a "b",\nc']
+
+
+def test_resamples_that_a_users_metric_does_not_take_are_left_out(tmp_path):
+    """They ended the comparison of folds, after all were trained."""
+    (tmp_path / "own.py").write_text(
+        "def own(target, shown):\n    assert target.any()\n    return shown[:, 1].mean()\n"
+    )
+    predicted = np.linspace(0, 1, 8)
+    found = HeldOut(
+        Target("class", ("y",), ("0", "1")), list("abcdefgh"), np.array([0] * 7 + [1]),
+        np.stack([1 - predicted, predicted], 1),
+    )  # fmt: skip
+    (metric,) = parse_metrics(f"max:{tmp_path / 'own.py'}:own")
+    low, high = interval(found, metric)
+    assert 0 < low < scores(found, [metric])["own"] < high < 1
 
 
 def test_a_score_is_one_that_there_is():

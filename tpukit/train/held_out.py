@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,7 +136,8 @@ def interval(found: HeldOut, metric: MetricName) -> list[float] | None:
     for _ in range(DRAWS):
         rows = rng.integers(count, size=count)
         part = found._replace(values=found.values[rows], predicted=found.predicted[rows])
-        drawn.append(scores(part, [metric])[metric.name])
+        with suppress(Exception):  # a user's function may be defined for all rows alone
+            drawn.append(scores(part, [metric])[metric.name])
     known = [value for value in drawn if not math.isnan(value)]
     if len(known) < DRAWS / 2:
         return None
