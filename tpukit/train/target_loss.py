@@ -166,4 +166,5 @@ def balanced_weights(target: Target, values: Values) -> Values:
         places = np.abs(values[:, None] - target.grades).argmin(1)
     else:
         places = values.argmax(1) if values.ndim == 2 else values
-    return np.asarray(counts.sum() / (len(counts) * counts[places]), np.float32)
+    # A class of pseudo-labels alone counts as one of a single row.
+    return np.asarray(counts.sum() / (len(counts) * np.maximum(counts[places], 1)), np.float32)

@@ -21,9 +21,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from tpukit.errors import DataError
 from tpukit.io.tables import read_table
 from tpukit.registry.declared import find_source
-from tpukit.tasks.images.predict import _texts_by_id
+from tpukit.tasks.images.predict import _texts_by_id, find_images
+from tpukit.tasks.images.task import ImagesTask
 from tpukit.train.features import TableFeatures, WithFeatures
 from tpukit.train.labelled import LabelledTable, TableSettings, features_of
+from tpukit.train.requests import PredictionRequest
 from tpukit.train.target import Target
 from tpukit.train.target_loss import LOSSES, TargetLoss, balanced_weights
 
@@ -108,6 +110,9 @@ def test_balanced_weights_count_labels_and_scores_alike():
     scores = np.array([1, 1, 1, 2, 4, 4], np.float32)
     found = balanced_weights(SCORE.fitted(scores), scores)
     assert [found[scores == grade].sum() for grade in (1, 2, 4)] == pytest.approx([2, 2, 2])
+    # A class that pseudo-labels alone have.
+    named = Target("class", ("c",), ("a", "b", "c"), counts=(3, 3, 0))
+    assert balanced_weights(named, np.eye(3)).tolist() == pytest.approx([2 / 3, 2 / 3, 2])
 
 
 def test_features_are_standardised_and_what_is_new_is_none():
@@ -149,6 +154,24 @@ def test_rows_of_one_id_have_their_own_features(tmp_path):
     found = TableFeatures({"age": (3.0, 1.0)}, {})
     rows = _texts_by_id(read_table(tmp_path / "test.csv"), found, "id", ["y", "x", "x", "y"])
     assert [row["age"] for row in rows] == ["5", "1", "3", "5"]
+
+
+def test_a_sample_may_have_other_ids_than_the_images_names(tmp_path):
+    for name in "ab":
+        (tmp_path / "test").mkdir(exist_ok=True)
+        Image.new("L", (4, 4)).save(tmp_path / "test" / f"{name}.png")
+    (tmp_path / "test.csv").write_text("id,file\n7,b.png\n8,a.png\n")
+    sample = tmp_path / "sample_submission.csv"
+    sample.write_text("id,label\n8,0\n7,0\n")
+    task = ImagesTask(predicts=LABELS.to_json(), data_path=str(tmp_path), id_column="file")
+    request = PredictionRequest(None, sample_submission=sample)
+    found, column = find_images(task, request)
+    assert (column, found.ids) == ("id", ("8", "7"))
+    assert [Path(file).name for file in found.files] == ["a.png", "b.png"]
+    sample.write_text("id,label\n9,0\n")
+    with pytest.raises(DataError, match=r"test\.csv has no row of id '9', whose file names its im"):
+        find_images(task, request)
+    assert find_images(task, PredictionRequest(None))[0].ids == ("b.png", "a.png")
 
 
 def train(folder, run, *more):

@@ -1,5 +1,6 @@
 """Which images and classes are found, and what is said where something is missing."""
 
+import os
 import re
 
 import pytest
@@ -94,6 +95,22 @@ def test_an_id_that_two_images_have_is_refused(tmp_path):
     train, _ = find(tmp_path, valid_fraction=0.0)
     ends = ("train/2.png", "test/1.jpg", "images/1.png", "images/1.png")
     assert [file.endswith(end) for file, end in zip(train.files, ends, strict=True)] == [True] * 4
+
+
+def test_ids_may_be_in_other_letters_than_the_files(tmp_path):
+    for name in ("1.JPG", "b/2.png", "B/2.PNG", "c.png"):
+        put(tmp_path / "images" / name)
+    for ids, found in (
+        (["1.jpg", "C.PNG"], ["1.JPG", "c.png"]),
+        (["b/2", "B/2"], ["b/2.png", "B/2.PNG"]),
+    ):
+        rows = "".join(f"{name},{n}\n" for n, name in enumerate(ids))
+        (tmp_path / "train.csv").write_text(f"id,label\n{rows}")
+        train, _ = find(tmp_path, valid_fraction=0.0)
+        assert [os.path.relpath(file, tmp_path / "images") for file in train.files] == found
+    (tmp_path / "train.csv").write_text("id,label\nc,0\nB/2.png,1\n")
+    with pytest.raises(DataError, match=r"'B/2\.png' is .*images/B/2\.PNG or .*images/b/2\.png"):
+        find(tmp_path)
 
 
 def test_numbers_that_name_images_too_are_no_ids(tmp_path):

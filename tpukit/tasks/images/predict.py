@@ -1,13 +1,13 @@
 """`tpukit predict` for images: raw predictions of a table's, a sample's or a folder's images."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from torch import nn
 
 from tpukit.errors import DataError
 from tpukit.hardware.backend import Backend
-from tpukit.io.tables import Table, plain_name, read_table, table_file
+from tpukit.io.tables import Table, column_place, plain_name, read_table, table_file
 from tpukit.tasks.images.data import listing
 from tpukit.tasks.images.data.files import check_headers
 from tpukit.tasks.images.data.listing import LabelledImages
@@ -43,30 +43,43 @@ def find_images(task: ImageTraining, request: PredictionRequest) -> tuple[Labell
         if not files:
             raise DataError(f"there is no image in {folder}.", "Name another with --data-path.")
         return images(files, listing.ids_of(files, folder)), task.settings.id_column or "id"
-    table = table_with_rows(path or beside)
-    column = id_column_of(table, task.settings.id_column, needed=1)
-    ids, files = table.column(column), listing.files_of(table, column, folder)
+    table, named = table_with_rows(path or beside), task.settings.id_column
+    tests = request.test_csv or beside
+    # A sample may have other ids than the images' names: the test table has both.
+    is_apart = named and column_place(table.columns, named) is None and tests.is_file()
+    of_images = named if is_apart else None
+    column = id_column_of(table, None if of_images else named, needed=1)
+    source = table if path == tests or not (of_images or task.beside) else table_with_rows(tests)
+    ids = table.column(column)
+    if of_images:
+        found = listing.files_of(source, of_images, folder)
+        files = [found[row] for row in _places(source, column, ids, f"{of_images} names its image")]
+    else:
+        files = listing.files_of(table, column, folder)
     if task.beside is None:
         return images(files, ids), column
-    source = table if path == request.test_csv else table_with_rows(request.test_csv or beside)
     return images(files, ids, _texts_by_id(source, task.beside, column, ids)), column
 
 
 def _texts_by_id(
     table: Table, features: TableFeatures, id_column: str, ids: Sequence[str]
 ) -> list[Mapping[str, str]]:
-    """The features of each id, of rows with one id in their order. Raises DataError for an id that
-    the table lacks."""
-    texts = [*listing.texts_of(table, features.columns)]
+    """The features of each id. Raises DataError for an id that the table lacks."""
+    texts, seen = [*listing.texts_of(table, features.columns)], ", ".join(features.columns[:3])
+    return [texts[row] for row in _places(table, id_column, ids, f"{seen} the model sees")]
+
+
+def _places(table: Table, id_column: str, ids: Sequence[str], why: str) -> Iterator[int]:
+    """The row of each id, rows with one id in their order. Raises DataError for an id that the
+    table lacks; why: the end of `whose ...`."""
     places = rows_by_id(table.column(id_column))
-    if missing := [name for name in ids if plain_name(name) not in places]:
-        raise DataError(
-            f"{table.path} has no row of {id_column} {missing[0]!r}, whose"
-            f" {', '.join(features.columns[:3])} the model sees.",
-            "Name the table with --test-csv FILE.",
-        )
-    found = (places[plain_name(name)] for name in ids)
-    return [texts[rows.popleft() if len(rows) > 1 else rows[0]] for rows in found]
+    for name in ids:
+        if not (rows := places[plain_name(name)]):
+            raise DataError(
+                f"{table.path} has no row of {id_column} {name!r}, whose {why}.",
+                "Name the table with --test-csv FILE.",
+            )
+        yield rows.popleft() if len(rows) > 1 else rows[0]
 
 
 def learned(task: ImageTraining) -> Target:

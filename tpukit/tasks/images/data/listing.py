@@ -346,16 +346,19 @@ def files_of(table: Table, column: str, folder: Path) -> list[str]:
             if name not in by_name and own.setdefault(name, file) is not file:
                 second[name] = file
         by_name |= own
-    ids = [name if name in by_name else _below(name, folder) for name in table.column(column)]
+    given = table.column(column)
+    ids = [name if name in by_name else _below(name, folder) for name in given]
     if any(name not in by_name for name in ids):
-        # Of another Unicode form, as file systems write them, or with blanks around.
-        plain: dict[str, str] = {}
+        # In other letters (1.JPG), of another Unicode form, as file systems write them, or with
+        # blanks around.
+        plain: dict[str, set[str]] = {}
         for name, file in by_name.items():
-            key = plain_name(name)
-            if key not in by_name and plain.setdefault(key, file) is not file:
-                second[key] = file
-        by_name |= plain
-        ids = [name if name in by_name else plain_name(name) for name in ids]
+            plain.setdefault(plain_name(name).lower(), set()).add(file)
+        for name in {*ids} - {*by_name}:
+            if found := sorted(plain.get(plain_name(name).lower(), ())):
+                by_name[name] = found[0]
+                if len(found) > 1:
+                    second[name] = found[1]
     for row, name in enumerate(ids):
         if name in second:
             raise DataError(
@@ -363,7 +366,7 @@ def files_of(table: Table, column: str, folder: Path) -> list[str]:
                 "Name the folder of the images with --set folder=NAME, or write ids with folder"
                 " and suffix.",
             )
-    missing = [(row, name) for row, name in enumerate(ids) if name not in by_name]
+    missing = [(row, given[row]) for row, name in enumerate(ids) if name not in by_name]
     if missing:
         row, name = missing[0]
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
