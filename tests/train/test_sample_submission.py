@@ -1,17 +1,20 @@
 """What a task wrote is put into a sample submission's order, or differs by name."""
 
 import csv
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tpukit.commands.predict import prediction
 from tpukit.errors import ConfigError, DataError
 from tpukit.io.tables import read_table
 from tpukit.tasks.eit.predict import image_file
 from tpukit.train.labelled import sample_beside
-from tpukit.train.requests import PredictionRequest
+from tpukit.train.requests import PredictionOptions, PredictionRequest
 from tpukit.train.submission import Predictions, match_sample, write_submission
 from tpukit.train.target import Target
+from tpukit.train.task import Task
 
 
 def put(path, *rows):
@@ -84,6 +87,51 @@ def test_classes_are_written_as_the_sample_writes_them(tmp_path, classes, sample
     write_submission(found, tmp_path / "out.csv", read_table(path), print)
     rows = [*csv.reader((tmp_path / "out.csv").open())]
     assert rows == [["label", "id"], [written[1], "y"], [written[0], "x"]]
+
+
+THREE, TWO = Target("class", ("label",), ("a", "b", "ab")), Target("class", ("label",), ("0", "1"))
+VALUES = np.array([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]])
+
+
+@pytest.mark.parametrize(
+    ("target", "columns", "sample", "ranks", "written"),
+    [(THREE, ["x_ab", "x_a", "x_b"], "000", False, [["0.3", "0.2", "0.5"], ["0.1", "0.6", "0.3"]]),
+     (THREE, ["label"], ["new a b"], False, [["b ab a"], ["a b ab"]]),
+     (THREE, ["label"], ["not a class"], False, [["b"], ["a"]]),
+     (TWO, ["label"], "0", False, [["1"], ["0"]]), (TWO, ["label"], "0", True, [["0.5"], ["0.3"]]),
+     (Target("number", ("y",)), ["Predicted"], "0", False, [["0.2"], ["0.6"]]),
+     (Target("score", ("y",), ("0", "1", "2")), ["Predicted"], "0", False, [["0"], ["1"]]),
+     (Target("labels", ("a", "b"), ("a", "b")), ["p_b", "p_a"], "00", False,
+      [["0.5", "0.2"], ["0.3", "0.6"]])],
+)  # fmt: skip
+def test_what_the_columns_of_a_sample_stand_for(tmp_path, target, columns, sample, ranks, written):
+    """ranks: of a run whose metric is one of probabilities."""
+    rows = [["id", *columns], ["x", *sample], ["y", *sample]]
+    path, out = put(tmp_path / "sample.csv", *rows), tmp_path / "s.csv"
+    found = Predictions(["x", "y"], VALUES[:, : len(target.predicted)], target)
+    write_submission(found, out, read_table(path), print, ranks=ranks)
+    assert read_table(out).columns == rows[0]
+    assert [row[1:] for row in read_table(out).rows] == written
+
+
+@pytest.mark.parametrize(
+    ("metric", "written"), [("auc,f1", ["0.5"]), ("f1,auc", ["1"]), (None, ["1"])]
+)
+def test_a_runs_metric_says_whether_probabilities_are_meant(tmp_path, metric, written):
+    """A sample of zeros had classes, whose AUC is that of one threshold."""
+
+    class Ranked(Task):
+        name, build_model, datasets, loss = "ranked", None, None, None
+
+        def predict_rows(self, model, backend, request, log):
+            return Predictions(["x"], VALUES[:1, :2], TWO)
+
+    sample, out = put(tmp_path / "sample.csv", ["id", "label"], ["x", "0"]), tmp_path / "s.csv"
+    run = SimpleNamespace(unfinished=None, train_config={"metric": metric})
+    trained = SimpleNamespace(task=Ranked(), run=run)
+    write = prediction(trained, PredictionOptions(out=out, sample_submission=sample), {})
+    write(None, SimpleNamespace(is_main=True), print)
+    assert read_table(out).column("label") == written
 
 
 def test_labels_of_a_row_are_written_into_one_field(tmp_path):

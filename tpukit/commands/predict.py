@@ -91,6 +91,8 @@ def prediction(
     """
     from tpukit.io.tables import is_table_name, read_table
     from tpukit.train.checks import expect
+    from tpukit.train.metric_names import parse_metrics
+    from tpukit.train.metrics import PROBABILITIES
     from tpukit.train.submission import DEFAULT_OUT, match_sample, mean_of, write_submission
     from tpukit.train.task import overrides
 
@@ -129,7 +131,10 @@ def prediction(
             return {}
         if others:
             log(f"The mean of {len(runs)} runs.")
-        fields = write_submission(mean, here.out or DEFAULT_OUT, sample, log, cuts)
+        metrics = parse_metrics(requests[0].run.train_config.get("metric"))
+        ranks = bool(metrics) and metrics[0].name in PROBABILITIES
+        out = here.out or DEFAULT_OUT
+        fields = write_submission(mean, out, sample, log, cuts, ranks=ranks)
         return {"task": trained.task.name, **plain(fields)}
 
     def written(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tpukit.errors import ConfigError, DataError
 from tpukit.io.files import writing_errors
 from tpukit.io.tables import Table, column_place, plain_name, read_table, write_csv
-from tpukit.train.target import Target, as_number
+from tpukit.train.target import Target, as_number, named_by, words_of
 
 DEFAULT_OUT = Path("submission.csv")
 DIGITS = 10
@@ -74,12 +74,13 @@ def require_names(sample: Table) -> None:
 
 def form_of(
     target: Target, sample: Table | None, id_column: str, *, probabilities: bool = False,
-    cut: bool = False,
+    cut: bool = False, ranks: bool = False,
 ) -> Form:  # fmt: skip
     """The form that a sample submission asks for; without one the target's columns, or a column a
     class.
 
-    cut: whether there are cut points, as the run's metric is one of decisions.
+    cut: whether there are cut points, as the run's metric is one of decisions; ranks: whether it is
+    one of probabilities.
 
     Raises DataError for a sample that asks for something else than was learned.
     """
@@ -98,10 +99,13 @@ def form_of(
         )
     texts = {value.strip() for name in columns for value in sample.column(name)} - {""}
     if target.kind == "class":
-        return _form_of_classes(target, sample, columns, texts, probabilities)
-    if columns == (target.joined,):
+        return _form_of_classes(target, sample, columns, texts, probabilities, ranks)
+    if target.joined and len(columns) == 1:
         return Form(columns, joined=True)
-    if sorted(columns) != sorted(target.predicted):
+    # Of one column the name may be another (Predicted).
+    alone = len(columns) == len(target.predicted) == 1
+    shown = target.predicted if alone else named_by(columns, target.predicted)
+    if len(shown) != len(target.predicted):
         raise DataError(
             f"{sample.path}: beside the id it has the columns {', '.join(columns) or 'none'}; the"
             f" run has learned {', '.join(target.predicted)}.",
@@ -113,28 +117,33 @@ def form_of(
     # A sample of one constant shows nothing about labels: without cuts probabilities rank as well.
     is_whole = all(number is not None and number % 1 == 0 for number in numbers)
     decides = target.kind == "score" or (target.kind == "labels" and (cut or len(texts) == 2))
-    return Form(columns, columns, is_whole and decides and not probabilities)
+    return Form(columns, shown, is_whole and decides and not probabilities)
 
 
 def _form_of_classes(
-    target: Target, sample: Table, columns: tuple[str, ...], texts: set[str], probabilities: bool
-) -> Form:
+    target: Target, sample: Table, columns: tuple[str, ...], texts: set[str], probabilities: bool,
+    ranks: bool,
+) -> Form:  # fmt: skip
     """Of two classes one column asks for the probability of one, by its name, values that are not
-    whole or the settings."""
+    whole, one number alone where the metric is one of probabilities, or the settings."""
     classes = target.classes
-    if sorted(columns) == sorted(classes):
-        return Form(columns, columns)
+    if len(named := named_by(columns, classes)) == len(classes):
+        return Form(columns, named)
     if len(columns) == 1 and len(classes) == 2:
         if columns[0] in classes:
             return Form(columns, columns)
-        if probabilities or any((as_number(text) or 0) % 1 for text in texts):
+        numbers = [as_number(text) for text in texts]
+        is_constant = len(texts) == 1 and None not in numbers
+        if probabilities or any((n or 0) % 1 for n in numbers) or (ranks and is_constant):
             return Form(columns, classes[1:])
     if len(columns) == 1 and not probabilities:
         if (spelled := _spelled(classes, texts)) is not None:
             return Form(columns, spelled=spelled)
-        words = [text.split() for text in texts]
-        if words and {word for text in words for word in text} <= {*classes}:
-            return Form(columns, ranked=max(map(len, words)), spelled=classes)
+        most, words = max((len(text.split()) for text in texts), default=0), words_of(texts)
+        # Some may be none of the training's (new_whale); classes of several words are not ranked.
+        known, are_words = len(words & {*classes}), not any(len(n.split()) > 1 for n in classes)
+        if known and (known == len(words) or (most > 1 and known * 2 >= len(words) and are_words)):
+            return Form(columns, ranked=most, spelled=classes)
         first = sample.column(columns[0])[0] if sample.rows else ""
         return Form(columns, placeholder=first, spelled=classes)
     raise DataError(
@@ -285,13 +294,15 @@ def rows_by_id(ids: Sequence[str]) -> dict[str, deque[int]]:
 
 def write_submission(
     found: Predictions, out: Path, sample: Table | None, log: Callable[[str], None],
-    cuts: Sequence[float] | None = None,
+    cuts: Sequence[float] | None = None, *, ranks: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes the rows; the JSON fields of `predict`."""
+    """Writes the rows; the JSON fields of `predict`. cuts, ranks: see `form_of`."""
     target, key = found.target, found.id_column
     if sample is not None and column_place(sample.columns, key) is None:
         key = plain_name(sample.columns[0])
-    form = form_of(target, sample, key, probabilities=found.probabilities, cut=cuts is not None)
+    form = form_of(
+        target, sample, key, probabilities=found.probabilities, cut=cuts is not None, ranks=ranks
+    )
     ids, values = in_sample_order(found, sample, key)
     missing = ~np.isfinite(values).all(1)
     values = np.where(missing[:, None], neutral_row(target, found.neutral), values)

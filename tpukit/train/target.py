@@ -247,13 +247,12 @@ def learned_target(
     others = [name for name in others if not name.startswith("Unnamed: ")]
     others = [n for n in others if n not in asked.apart and n.lower() not in FOLD_NAMES]
     values = {name: {*map(str.strip, table.column(name))} for name in others}
-    wanted = _asked_for(table, sample, ids) if sample else []
+    tested = {*map(plain_name, tests)}
+    left = {name: values[name] for name in others if name not in tested} or values
+    wanted = _asked_for(table, sample, ids, left) if sample else []
     found = _named(table, ids, asked.columns, wanted, sample)
-    found = found or _in_sample(values, wanted, sample)
-    if found is None:
-        tested = {*map(plain_name, tests)}
-        left = [name for name in others if name not in tested] or others
-        found = _likely({name: values[name] for name in left}, len(table.rows), sample)
+    found = found or _in_sample(values, wanted, sample) or _of_columns(left, wanted, sample)
+    found = found or _likely(left, len(table.rows), sample)
     if found is None:
         raise DataError(
             f"{table.path}: which column is to be predicted is not clear:"
@@ -284,12 +283,18 @@ def learned_target(
     return target
 
 
-def _asked_for(table: Table, sample: Table, ids: str) -> list[str]:
-    """A sample's columns beside its ids, which may have another name than the table's."""
+def _asked_for(
+    table: Table, sample: Table, ids: str, values: Mapping[str, set[str]]
+) -> Sequence[str]:
+    """A sample's columns beside its ids, which may have another name than the table's; those of
+    classes by these."""
     names = [plain_name(name) for name in sample.columns]
     if ids not in names and column_place(table.columns, names[0]) is None:
         ids = names[0]
-    return [n for n in names if n and n != ids and not n.startswith("Unnamed: ")]
+    names = [n for n in names if n and n != ids and not n.startswith("Unnamed: ")]
+    if any(column_place(table.columns, name) is not None for name in names):
+        return names
+    return next(filter(None, (named_by(names, texts) for texts in values.values())), names)
 
 
 def _named(
@@ -321,24 +326,35 @@ def _named(
 def _in_sample(
     values: Mapping[str, set[str]], wanted: Sequence[str], sample: Table | None
 ) -> tuple[Sequence[str], str] | None:
-    """The columns that a sample submission has, or the one whose values its columns are.
+    """The columns that a sample submission has.
 
     Raises DataError for a sample of which the table has a part.
     """
-    if sample is None:
+    found = [name for name in wanted if name in values]
+    if sample is None or not found:
         return None
-    if found := [name for name in wanted if name in values]:
-        if missing := [name for name in wanted if name not in values]:
-            raise DataError(
-                f"{sample.path.name} asks for {', '.join(missing[:SHOWN])}, which the training"
-                f" table lacks (it has {', '.join(found[:SHOWN])}).",
-                "Give the sample submission of this table: --set sample_submission=FILE, or none.",
-            )
-        return found, f"named in {sample.path.name}"
-    known = {*wanted} if len(wanted) > 1 else set()
-    found = [n for n, texts in values.items() if (_words_of(texts) or {""}) <= known]
-    found = [name for name in values if values[name] <= known] or found
-    return (found[:1], f"its values are columns of {sample.path.name}") if found else None
+    if missing := [name for name in wanted if name not in values]:
+        raise DataError(
+            f"{sample.path.name} asks for {', '.join(missing[:SHOWN])}, which the training"
+            f" table lacks (it has {', '.join(found[:SHOWN])}).",
+            "Give the sample submission of this table: --set sample_submission=FILE, or none.",
+        )
+    return found, f"named in {sample.path.name}"
+
+
+def _of_columns(
+    values: Mapping[str, set[str]], wanted: Sequence[str], sample: Table | None
+) -> tuple[Sequence[str], str] | None:
+    """The column whose values are a sample's columns: all of them, else some."""
+    if sample is None or len(wanted) < 2:
+        return None
+    known = {*wanted}
+    some = [name for name in values if values[name] <= known]
+    fields = [n for n, texts in values.items() if (words_of(texts) or {""}) <= known]
+    for found in ([name for name in some if values[name] == known], some, fields):
+        if len(found) == 1:
+            return found, f"its values are columns of {sample.path.name}"
+    return None
 
 
 def _likely(
@@ -372,7 +388,7 @@ def _kind(
         return ("class", True) if is_one_hot else ("labels", False)
     name = columns[0]
     by_column = len(wanted) > 1 and name not in wanted
-    asked = sample.column(name) if sample and name in wanted else []
+    asked = sample.column(wanted[0]) if sample and len(wanted) == 1 else []
     return ("class" if by_column else _kind_of_one(name, present[0], asked)), False
 
 
@@ -428,7 +444,18 @@ def _classes(
     return tuple(numbers_first(names | of_sample))
 
 
-def _words_of(texts: Iterable[str]) -> set[str]:
+def named_by(columns: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+    """Which of `names` each column stands for, that may begin with the same letters as the others
+    (Class_1); none: they are of something else."""
+    for start in range(min(map(len, columns), default=0)):
+        if start and (len(columns) == 1 or len({name[:start] for name in columns}) > 1):
+            break
+        if sorted(found := [name[start:] for name in columns]) == sorted(names):
+            return tuple(found)
+    return ()
+
+
+def words_of(texts: Iterable[str]) -> set[str]:
     return {word for text in texts for word in text.split()}
 
 
@@ -438,7 +465,7 @@ def _labels_in(
     """The labels of a column whose fields hold several (`scab rust`): that are asked for, are the
     sample's columns, or occur alone too and are fewer than the fields' texts; none: others."""
     several = [words for text in texts if len(words := text.split()) > 1]
-    labels = _words_of(texts)
+    labels = words_of(texts)
     if not several or texts <= {*wanted} or asked not in (None, "labels"):
         return ()
     if labels <= {*wanted}:
@@ -498,12 +525,13 @@ def _require_fit(
             )
         if kind == "number":
             _require_resolved(table, column)
-    if sample is None or kind == "class" or name not in wanted:
+    if sample is None or kind == "class" or not (name in wanted or len(wanted) == 1):
         return
-    texts = {text for text in sample.column(name) if as_number(text) is None and text.strip()}
+    asked = name if name in wanted else wanted[0]
+    texts = {text for text in sample.column(asked) if as_number(text) is None and text.strip()}
     if texts:
         raise DataError(
-            f"{sample.path.name} has {min(texts)!r} in {name}; the table's values there are"
+            f"{sample.path.name} has {min(texts)!r} in {asked}; the table's values there are"
             f" {'0 and 1' if kind == 'labels' else 'numbers'}.",
             "Give the sample submission of this table: --set sample_submission=FILE, or none.",
         )
