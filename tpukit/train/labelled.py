@@ -20,15 +20,8 @@ from tpukit.io.tables import (
     table_file,
 )
 from tpukit.train.submission import require_names
-from tpukit.train.target import (
-    FOLD_NAMES,
-    LABEL_NAMES,
-    Asked,
-    Kind,
-    Target,
-    Values,
-    learned_target,
-)
+from tpukit.train.target import Kind, Target, Values
+from tpukit.train.target_choice import FOLD_NAMES, LABEL_NAMES, Asked, learned_target
 
 SAMPLE_NAMES = ("sample_submission.", "samplesubmission.")
 """How the names of sample submissions begin, in small letters."""

@@ -13,7 +13,8 @@ from tpukit.errors import ConfigError, DataError
 from tpukit.io.tables import Table, column_place, plain_name
 from tpukit.tasks.text.settings import TextConfig
 from tpukit.train.labelled import column_of
-from tpukit.train.target import LABEL_NAMES, as_number
+from tpukit.train.target import as_number
+from tpukit.train.target_choice import LABEL_NAMES
 from tpukit.train.task import Sample
 
 TEXT_NAMES = (

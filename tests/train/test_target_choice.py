@@ -9,7 +9,8 @@ import pytest
 from tpukit.errors import DataError
 from tpukit.io.tables import Table, read_table
 from tpukit.train.labelled import columns_of_tests, sample_beside
-from tpukit.train.target import Asked, Target, learned_target
+from tpukit.train.target import Target
+from tpukit.train.target_choice import Asked, learned_target
 
 ANIMALS = ["cat", "dog", "fox"]
 
