@@ -108,6 +108,21 @@ def test_eight_bits_stay_as_they_are(tmp_path, capsys):
     assert "Values of 2 of 4 images: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("most", "given"), [(4095, None), (65535, None), (65535, "0:4095")])
+def test_colours_of_more_than_8_bits_are_not_near_black(tmp_path, most, given):
+    """Pillow has the upper 8 bits of them alone."""
+    pixels = np.linspace(0, most, 48).astype(np.uint16).reshape(4, 4, 3)
+    for name in "abcd":
+        (tmp_path / name[0]).mkdir()
+        tifffile.imwrite(tmp_path / name[0] / "0.tif", pixels, photometric="rgb")
+    task = ImagesTask(data_path=str(tmp_path), value_range=given)
+    if most == 65535 and given is None:
+        assert {int(found.max()) for found in shown(task)[1].values()} == {255}
+        return
+    with pytest.raises(DataError, match=r"0\.tif has colours of 16 bits, of which the upper 8"):
+        shown(task)
+
+
 def test_values_without_a_common_scale_are_an_error(tmp_path):
     write(tmp_path, np.int16, {"a": [1, 2], "b": [3, 4]})
     write(tmp_path, np.float32, {"c": [1, 2]})

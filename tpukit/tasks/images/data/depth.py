@@ -7,6 +7,7 @@ photons). 8-bit images have theirs.
 import hashlib
 import json
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from tpukit.io.folders import JsonCache, cache_folder
 from tpukit.io.process import allowed_cores, is_first_rank
 from tpukit.io.progress import Progress
 
-Kind = Literal["8 bits", "16 bits", "whole numbers", "floating point"]
+Kind = Literal["8 bits", "16-bit colours", "16 bits", "whole numbers", "floating point"]
 Values = NDArray[Any]
 KINDS: Mapping[str, Kind] = {
     "I;16": "16 bits", "I;16B": "16 bits", "I;16L": "16 bits", "I;16N": "16 bits",
@@ -37,6 +38,12 @@ LARGEST_PIXELS = 2**29
 """More than a photograph has; the header of a damaged file may name any number."""
 UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
 """What Pillow raises for a file that is damaged, or not an image."""
+SHALLOW_KINDS: tuple[Kind, ...] = ("8 bits", "16-bit colours")
+"""Those that Pillow gives 8 bits of."""
+DEEP_COLOURS = re.compile(";16[BLN]")
+"""What Pillow calls their pixels in a file."""
+DARKEST = 63
+"""Largest upper 8 bits of colours that have 14 bits or fewer: shown by them they are near black."""
 WHOLE_KINDS: tuple[Kind, ...] = ("16 bits", "whole numbers")
 SAMPLE_FORMAT, SIGNED = 339, 2
 """A tag of TIFF files, and its value for signed numbers."""
@@ -122,7 +129,8 @@ def kind_of(image: Image.Image) -> Kind:
     """The kind of an image's values, by its header."""
     if image.mode == "L" and _is_signed(image):
         return "whole numbers"
-    return KINDS.get(image.mode, "8 bits")
+    is_deep = any(DEEP_COLOURS.search(str(tile[3])) for tile in getattr(image, "tile", ()))
+    return KINDS.get(image.mode, "16-bit colours" if is_deep else "8 bits")
 
 
 def _is_signed(image: Image.Image) -> bool:
@@ -141,7 +149,11 @@ def values_of(image: Image.Image) -> Values:
 
 def require_kind(file: str, kind: Kind, values: ValueRange) -> None:
     """Raises DataError for a file whose values a scale is not for: they may mean anything."""
-    if not values.kinds or kind in values.kinds or (kind == "8 bits" and values.is_full):
+    if kind in values.kinds or (kind in SHALLOW_KINDS and values.is_full):
+        return
+    if kind == "16-bit colours":
+        raise _dark_colours(file)
+    if not values.kinds:
         return
     of = "8-bit images" if values == SIXTEEN_BITS else values.kinds[-1]
     raise DataError(
@@ -159,6 +171,10 @@ def range_of(kinds: Mapping[str, Kind], unread: Sequence[str]) -> tuple[ValueRan
 
     The line is None where all have 8 bits. Raises DataError where the values have no common scale.
     """
+    colours = [file for file, kind in kinds.items() if kind == "16-bit colours"]
+    if colours and _extremes(colours, DARKEST)[1] <= DARKEST:
+        raise _dark_colours(colours[0])
+    kinds = {**kinds, **dict.fromkeys(colours, "8 bits")}
     deep = [file for file, kind in kinds.items() if kind != "8 bits"]
     if not deep:
         return SIXTEEN_BITS, None
@@ -176,6 +192,15 @@ def range_of(kinds: Mapping[str, Kind], unread: Sequence[str]) -> tuple[ValueRan
     return found, (
         f"Values of {count} images: {found.kinds[-1]}, black is {found.low:.9g}, white"
         f" {found.high:.9g}; others: --set value_range=MIN:MAX"
+    )
+
+
+def _dark_colours(file: str) -> DataError:
+    return DataError(
+        f"{file} has colours of 16 bits, of which the upper 8 are read: no scale is applied to"
+        " them, and those of 14 bits or fewer are near black.",
+        "Store them in 8 bits, or as grey images.",
+        id="value-range",
     )
 
 

@@ -22,6 +22,7 @@ from tpukit.io.folders import JsonCache, cache_folder
 from tpukit.io.process import is_first_rank
 from tpukit.io.progress import Progress
 from tpukit.tasks.images.data.depth import (
+    SHALLOW_KINDS,
     SHALLOW_SUFFIXES,
     SIXTEEN_BITS,
     UNREADABLE,
@@ -75,7 +76,7 @@ def _as_rgb(file: str, image: Image.Image, side: int, values: ValueRange) -> Ima
     image.draft("RGB", (DRAFT_FACTOR * side, DRAFT_FACTOR * side))
     kind = kind_of(image)
     require_kind(file, kind, values)
-    if kind != "8 bits":
+    if kind not in SHALLOW_KINDS:
         return Image.fromarray(values.grey(values_of(image))).convert("RGB")
     if image.mode in ("P", "LA", "PA", "RGBA") or "transparency" in image.info:
         # Transparent pixels have any colour: they are shown on white.
