@@ -15,7 +15,7 @@ import pytest
 from runs import failure, popen, result, tpukit, wait_until
 from sklearn.metrics import cohen_kappa_score
 
-from tpukit.commands.folds import Folds, _require_own_folders
+from tpukit.commands.folds import Folds, _require_own_folders, _train
 from tpukit.errors import ConfigError
 
 TASK = """
@@ -194,6 +194,18 @@ def test_folds_without_time_are_named_and_left_out(place):
     (place / "plain.py").write_text(TASK.replace("fold=None, folds=None", "fold=None"))
     told = failure(tpukit("train", "--task", "plain.py:Essays", "--folds", "3", cwd=place))
     assert "has no settings `fold` and `folds`" in told and "split_rows" in told
+
+
+def test_folds_that_go_on_are_not_finished_until_they_are(place):
+    """Out-of-fold predictions of the shorter run counted as those of the longer one."""
+    fold = (*TRAIN[:3], "--set", "fold=0", "--set", "folds=3", "--set", "schedule=constant",
+            "--hw", "cpu", "--results-dir", "longer/fold-0", "--json")  # fmt: skip
+    assert result(tpukit(*fold, "--max-steps", "4", cwd=place))["finished"]
+    assert (place / "longer/fold-0/held_out.csv").is_file()
+    done = tpukit(*fold, "--max-steps", "1000000", "--max-time", "1s", cwd=place)
+    assert not result(done)["finished"] and not (place / "longer/fold-0/held_out.csv").exists()
+    folds = Folds(place / "whole", {name: [] for name in "012"}, ())
+    assert _train(folds, {}, time.monotonic(), 1, None) == (0, ["0", "1", "2"])
 
 
 def test_a_fold_that_is_not_there_is_named(place):

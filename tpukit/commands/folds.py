@@ -84,7 +84,7 @@ def train_folds(task: str, folds: str, settings: GivenSettings, output: Output) 
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with exclusive(folder / ".lock"), _passing_signals_on(made) as running:
-            code = _train(made, running, ends, gpus, output)
+            code, left_out = _train(made, running, ends, gpus, output)
     except LockedError as error:
         raise ConfigError(
             f"Another command is training the folds in {folder} (process {error.owner}).",
@@ -92,7 +92,9 @@ def train_folds(task: str, folds: str, settings: GivenSettings, output: Output) 
             id="run-locked",
         ) from error
     fields = _compare(made, settings, output)
-    if missing := [name for name in made.settings if name not in made.finished()]:
+    # A fold that is to go on may have finished a shorter run.
+    done = made.finished().keys() - {*left_out}
+    if missing := [name for name in made.settings if name not in done]:
         # With an input that is wrong the same command ends the same.
         way = "" if code == ConfigError.exit_code else f" Go on with: {settings.command}"
         output.text(f"Not finished: fold {', '.join(missing)}.{way}")
@@ -104,15 +106,16 @@ def train_folds(task: str, folds: str, settings: GivenSettings, output: Output) 
 def _train(
     folds: Folds, running: dict[str, subprocess.Popen[bytes]], ends: float | None, gpus: int,
     output: Output,
-) -> int:  # fmt: skip
-    """Trains one fold after the other, or one a GPU; the exit code of the first that fails."""
+) -> tuple[int, list[str]]:  # fmt: skip
+    """Trains one fold after the other, or one a GPU; the exit code of the first that fails, and the
+    folds that no time was left for."""
     waiting, free, places = list(folds.settings), list(range(gpus)), dict[str, int]()
-    code = 0
+    code, left_out = 0, list[str]()
     while running or (waiting and not code and not folds.received):
         while waiting and free and not code and not folds.received:
             left = None if ends is None else ends - time.monotonic()
             if left is not None and left < 1:
-                waiting.clear()
+                waiting, left_out = [], waiting
                 break
             name = waiting.pop(0)
             places[name] = free.pop(0)
@@ -126,7 +129,7 @@ def _train(
             del running[name]
             free.append(places[name])
             code = code or ended
-    return code
+    return code, left_out
 
 
 @contextmanager

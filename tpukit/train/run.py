@@ -193,6 +193,7 @@ def _open_log(
     and the copy at an address after each of them."""
     folder = plan.folder
     cut_metrics(folder, learner.steps_done)
+    folder.held_out.unlink(missing_ok=True)  # of a run that ended earlier
     tables = _config_tables(plan, learner.backend)
     write_config(folder, tables)
     tracker = start_tracker(plan.config.track, folder.path, tables)

@@ -53,6 +53,7 @@ class RunFolder:
         self.logs = self.path / "logs"
         self.report = self.path / "report.html"
         self.tests = self.path / "tests.json"
+        self.held_out = self.path / "held_out.csv"
         self.lock = self.path / ".lock"
 
     @property
