@@ -4,6 +4,7 @@ import csv
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tpukit.errors import DataError
@@ -124,6 +125,18 @@ def test_the_files_of_a_competition_are_found(tmp_path):
 def test_numbers_that_may_mean_something_else_are_refused(columns, refused):
     with pytest.raises(DataError, match=refused):
         learned_target(table(id=IDS, **columns), "id")
+
+
+def test_rows_may_lack_some_of_several_numbers():
+    rows = table(id=IDS, x=["" if r % 3 else r / 4 for r in ROWS], y=["NaN", *PARTS[1:]])
+    found = learned_target(rows, "id", sample=sample(id=["a"], x=[0], y=[0]))
+    values = found.values(rows)
+    assert found.kind == "number" and np.isnan(values).sum(0).tolist() == [40, 1]
+    mean = [np.mean([r / 4 for r in ROWS if not r % 3]), np.mean(PARTS[1:])]
+    assert found.fitted(values).mean == pytest.approx(mean)
+    for refused in ({"x": ["", *PARTS[1:]]}, {"x": ["", *([0, 1] * 29), 1], "y": [0, 1] * 30}):
+        with pytest.raises(DataError, match=r"row 1 .*: there is no x"):
+            learned_target(table(id=IDS, **refused), "id", Asked([*refused]))
 
 
 BLIGHTS = [["rust", "scab", "scab rust", "rust scab", "mould"][r % 5] for r in ROWS]

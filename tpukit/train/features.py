@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tpukit.errors import DataError
-from tpukit.train.target import MISSING, as_number, require_decimal_commas
+from tpukit.train.target import as_number, is_missing, require_decimal_commas
 
 MOST_CATEGORIES = 1000
 
@@ -33,7 +33,7 @@ class TableFeatures:
         numbers, categories = dict[str, tuple[float, float]](), dict[str, tuple[str, ...]]()
         for name in rows[0]:
             texts = [row[name].strip() for row in rows]
-            found = [as_number(text) for text in texts if not _is_missing(text)]
+            found = [as_number(text) for text in texts if not is_missing(text)]
             known = [number for number in found if number is not None]
             if len({*known}) > 1 and len(known) == len(found):
                 require_decimal_commas(texts, f"features {name}")
@@ -91,7 +91,7 @@ class TableFeatures:
         found = []
         for name, (mean, spread) in self.numbers.items():
             number = as_number(texts[name])
-            if number is None and not _is_missing(texts[name].strip()):
+            if number is None and not is_missing(texts[name].strip()):
                 raise DataError(
                     f"features {name}: {texts[name]!r} is no number, as the training rows have.",
                     "Correct it, or leave it empty.",
@@ -101,10 +101,6 @@ class TableFeatures:
             text = texts[name].strip()
             found.append(1.0 + known.index(text) if text in known else 0.0)
         return np.array(found, np.float32)
-
-
-def _is_missing(text: str) -> bool:
-    return not text or text.lower() in MISSING
 
 
 class WithFeatures(nn.Module):

@@ -74,6 +74,11 @@ class Target:
         return self.kind == "class" and len(self.columns) > 1
 
     @property
+    def allows_gaps(self) -> bool:
+        """Whether a row may lack some of the values (NaN), which are left out."""
+        return self.kind == "number" and len(self.columns) > 1
+
+    @property
     def of_table(self) -> tuple[str, ...]:
         """The columns of the table that hold it."""
         return (self.joined,) if self.joined else self.columns
@@ -124,7 +129,7 @@ class Target:
             for row, own in enumerate(fields):
                 ones[row, [places[word] for word in own]] = 1
             return ones
-        texts = [filled(table, name) for name in self.columns]
+        texts = [filled(table, name, gaps=self.allows_gaps) for name in self.columns]
         if self.is_one_hot:
             texts = [self._names_of_ones(table, texts)]
         columns = [self._column(table, *pair) for pair in zip(self.columns, texts, strict=False)]
@@ -142,7 +147,9 @@ class Target:
             found, expected = [ZERO_OR_ONE.get(text) for text in texts], "0 or 1"
         else:
             require_decimal_commas(texts, f"{table.path}, column {name!r}")
-            found, expected = [as_number(text) for text in texts], "a number"
+            gap = math.nan if self.allows_gaps else None
+            found = [gap if is_missing(text) else as_number(text) for text in texts]
+            expected = "a number"
             if self.kind == "score" and self.classes:
                 expected = f"a score from {self.classes[0]} to {self.classes[-1]}"
                 grades = {*self.grades.tolist()}
@@ -174,9 +181,9 @@ class Target:
             counts = np.bincount(values, minlength=len(self.classes))
             return replace(self, counts=tuple(counts.tolist()))
         columns = values.reshape(len(values), -1).astype(np.float64)
-        spread = columns.std(0)
+        spread = np.nanstd(columns, 0)
         found = replace(
-            self, mean=tuple(columns.mean(0).tolist()),
+            self, mean=tuple(np.nanmean(columns, 0).tolist()),
             spread=tuple(np.where(spread > 0, spread, 1.0).tolist()),
         )  # fmt: skip
         if self.kind == "number":
@@ -211,10 +218,10 @@ def require_known(found: Collection[str], known: Sequence[str], place: str) -> N
         )
 
 
-def filled(table: Table, name: str) -> list[str]:
-    """A column without blanks around. Raises DataError for a row that has none."""
+def filled(table: Table, name: str, *, gaps: bool = False) -> list[str]:
+    """A column without blanks around. Raises DataError for a row that has none; gaps: rows may."""
     texts = [value.strip() for value in table.column(name)]
-    if "" in texts:
+    if "" in texts and not gaps:
         where = table.where(texts.index(""))
         raise DataError(f"{where}: there is no {name}.", "Fill it in, or remove the row.")
     return texts
@@ -240,6 +247,11 @@ def as_number(text: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
+
+
+def is_missing(text: str) -> bool:
+    """Whether a field is empty, or says that its value is missing."""
+    return not text or text.lower() in MISSING
 
 
 def numbers_first(names: Iterable[str]) -> list[str]:

@@ -21,6 +21,7 @@ from tpukit.train.target import (
     Target,
     as_number,
     filled,
+    is_missing,
     named_by,
     numbers_first,
     words_of,
@@ -83,7 +84,9 @@ def learned_target(
             "Name it: --set columns=NAME, or put sample_submission.csv beside the table.",
         )
     columns, why = tuple(found[0]), found[1]
-    present = [{*filled(table, name)} for name in columns]
+    present = [{*map(str.strip, table.column(name))} for name in columns]
+    if len(columns) > 1:
+        present = [{text for text in texts if not is_missing(text)} for texts in present]
     kind, one_hot = _kind(table, columns, present, wanted, sample)
     if asked.kind is None and kind == "class" and not one_hot:
         _require_none_missing(table, columns[0], present[0])
@@ -91,9 +94,11 @@ def learned_target(
         kind, one_hot = asked.kind, one_hot and asked.kind == "class"
         why += ", target"
     beside = tuple(name for name in map(plain_name, table.columns) if name not in columns)
+    target = Target(kind, columns, (), why, beside)
+    for name in () if target.allows_gaps else columns:
+        filled(table, name)
     if len(columns) == 1 and (labels := _labels_in(present[0], asked.kind, wanted)):
         return Target("labels", labels, labels, why, beside, joined=columns[0])
-    target = Target(kind, columns, (), why, beside)
     if kind == "labels":
         target = replace(target, classes=columns)
     elif kind == "score":
@@ -316,9 +321,9 @@ def _require_fit(
                 "To predict them: --set target=number",
             )
     for column, values in zip(target.columns, present, strict=True):
-        if kind in ("number", "score") and len(values) == 1:
+        if kind in ("number", "score") and len(values) < 2:
             raise DataError(
-                f"{table.path}: every {column} is {min(values)}.",
+                f"{table.path}: every {column} is {min(values, default='missing')}.",
                 "Name another: --set columns=NAME",
             )
         if kind == "number":
@@ -337,7 +342,8 @@ def _require_fit(
 
 def _require_resolved(table: Table, name: str) -> None:
     """Raises DataError for numbers that float32, which models compute in, does not tell apart."""
-    numbers = np.array([as_number(text) for text in table.column(name)], np.float64)
+    found = map(as_number, table.column(name))
+    numbers = np.array([number for number in found if number is not None])
     apart = float(np.spacing(np.float32(abs(numbers).max())))
     if numbers.std() < FEWEST_PARTS * apart:
         raise DataError(

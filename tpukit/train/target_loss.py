@@ -80,7 +80,10 @@ class TargetLoss:
         else:
             functions = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.smooth_l1_loss}
             values = self._scaled(values.reshape(scores.shape), inverse=True)
-            each = functions[self.name or ""](scores, values, reduction="none")
+            known = ~values.isnan()
+            each = functions[self.name or ""](scores, values.nan_to_num(), reduction="none")
+            if target.allows_gaps:  # the mean is that of what a row has
+                each = each * known / known.float().mean(1, keepdim=True).clamp(min=1e-6)
         return (each if weights is None else each * weights).mean(1)
 
     def predictions(self, scores: Tensor) -> Tensor:

@@ -66,6 +66,15 @@ def test_losses_are_those_of_torch_and_timm():
     for name, loss in (("mse", F.mse_loss), ("mae", F.l1_loss), ("huber", F.huber_loss)):
         found = TargetLoss(number, name).losses(scores, truth)
         torch.testing.assert_close(found, loss(scores, wanted, reduction="none").mean(1))
+    # What a row lacks is left out of its mean, and has no gradient.
+    scores.requires_grad_()
+    gaps = truth.clone()
+    gaps[0, 1] = gaps[1, 0] = gaps[1, 1] = torch.nan
+    found = TargetLoss(number).losses(scores, gaps)
+    each = F.mse_loss(scores, wanted, reduction="none")
+    torch.testing.assert_close(found, torch.stack([each[0, 0], 0 * each[0, 0], *each[2:].mean(1)]))
+    (gradient,) = torch.autograd.grad(found.sum(), scores)
+    assert gradient.isfinite().all() and gradient[gaps.isnan()].eq(0).all()
     back = TargetLoss(number).predictions(scores)
     torch.testing.assert_close(back, scores * torch.tensor([2.0, 0.5]) + torch.tensor([10.0, -1.0]))
 

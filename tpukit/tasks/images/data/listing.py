@@ -185,7 +185,7 @@ def labelled_images(
     label_of: dict[str, int] = {}
     for row, (file, label) in enumerate(zip(files, labels, strict=True)):
         before = label_of.setdefault(file, row)
-        if labels[before] != label:
+        if str(labels[before]) != str(label):  # NaN is as NaN
             both = label, labels[before]
             shown = [target.classes[v] for v in both] if target.kind == "class" else both
             raise DataError(
