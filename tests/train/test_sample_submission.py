@@ -94,22 +94,23 @@ VALUES = np.array([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]])
 
 
 @pytest.mark.parametrize(
-    ("target", "columns", "sample", "ranks", "written"),
+    ("target", "columns", "sample", "raw", "written"),
     [(THREE, ["x_ab", "x_a", "x_b"], "000", False, [["0.3", "0.2", "0.5"], ["0.1", "0.6", "0.3"]]),
      (THREE, ["label"], ["new a b"], False, [["b ab a"], ["a b ab"]]),
      (THREE, ["label"], ["not a class"], False, [["b"], ["a"]]),
      (TWO, ["label"], "0", False, [["1"], ["0"]]), (TWO, ["label"], "0", True, [["0.5"], ["0.3"]]),
      (Target("number", ("y",)), ["Predicted"], "0", False, [["0.2"], ["0.6"]]),
      (Target("score", ("y",), ("0", "1", "2")), ["Predicted"], "0", False, [["0"], ["1"]]),
+     (Target("score", ("y",), ("0", "1", "2")), ["y"], "0", True, [["0.2"], ["0.6"]]),
      (Target("labels", ("a", "b"), ("a", "b")), ["p_b", "p_a"], "00", False,
       [["0.5", "0.2"], ["0.3", "0.6"]])],
 )  # fmt: skip
-def test_what_the_columns_of_a_sample_stand_for(tmp_path, target, columns, sample, ranks, written):
-    """ranks: of a run whose metric is one of probabilities."""
+def test_what_the_columns_of_a_sample_stand_for(tmp_path, target, columns, sample, raw, written):
+    """raw: of a run whose metric is one of probabilities or numbers."""
     rows = [["id", *columns], ["x", *sample], ["y", *sample]]
     path, out = put(tmp_path / "sample.csv", *rows), tmp_path / "s.csv"
     found = Predictions(["x", "y"], VALUES[:, : len(target.predicted)], target)
-    write_submission(found, out, read_table(path), print, ranks=ranks)
+    write_submission(found, out, read_table(path), print, raw=raw)
     assert read_table(out).columns == rows[0]
     assert [row[1:] for row in read_table(out).rows] == written
 

@@ -92,7 +92,7 @@ def prediction(
     from tpukit.io.tables import is_table_name, read_table
     from tpukit.train.checks import expect
     from tpukit.train.metric_names import parse_metrics
-    from tpukit.train.metrics import PROBABILITIES
+    from tpukit.train.metrics import CORRELATIONS, NUMBERS, PROBABILITIES
     from tpukit.train.submission import DEFAULT_OUT, match_sample, mean_of, write_submission
     from tpukit.train.task import overrides
 
@@ -132,9 +132,9 @@ def prediction(
         if others:
             log(f"The mean of {len(runs)} runs.")
         metrics = parse_metrics(requests[0].run.train_config.get("metric"))
-        ranks = bool(metrics) and metrics[0].name in PROBABILITIES
+        raw = bool(metrics) and metrics[0].name in {*PROBABILITIES, *NUMBERS, *CORRELATIONS}
         out = here.out or DEFAULT_OUT
-        fields = write_submission(mean, out, sample, log, cuts, ranks=ranks)
+        fields = write_submission(mean, out, sample, log, cuts, raw=raw)
         return {"task": trained.task.name, **plain(fields)}
 
     def written(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:

@@ -202,7 +202,10 @@ def _are_zero_or_one(targets: Array) -> bool:
 
 def _require(name: str, fits: bool | np.bool_, needed: str) -> None:
     if not fits:
-        raise UsageError(f"--metric {name} needs {needed}.", "Name one that fits what is learned.")
+        raise UsageError(
+            f"--metric {name} needs {needed}.",
+            "Name one that fits what is learned, or learn another kind: --set target=",
+        )
 
 
 def _own_function(metric: MetricName) -> Callable[[Array, Array], Any]:

@@ -74,13 +74,13 @@ def require_names(sample: Table) -> None:
 
 def form_of(
     target: Target, sample: Table | None, id_column: str, *, probabilities: bool = False,
-    cut: bool = False, ranks: bool = False,
+    cut: bool = False, raw: bool = False,
 ) -> Form:  # fmt: skip
     """The form that a sample submission asks for; without one the target's columns, or a column a
     class.
 
-    cut: whether there are cut points, as the run's metric is one of decisions; ranks: whether it is
-    one of probabilities.
+    cut: whether there are cut points, as the run's metric is one of decisions; raw: whether it is
+    one of probabilities or numbers.
 
     Raises DataError for a sample that asks for something else than was learned.
     """
@@ -89,7 +89,7 @@ def form_of(
             shown = target.classes if probabilities else ()
             columns = ("label",) if target.is_one_hot else target.columns[:1]
             return Form(shown or columns, shown)
-        return Form(target.predicted, target.predicted, target.kind == "score")
+        return Form(target.predicted, target.predicted, target.kind == "score" and not raw)
     columns = tuple(n for n in map(plain_name, sample.columns) if n != plain_name(id_column))
     require_names(sample)
     for name in (name for name in columns if name in target.others):
@@ -99,7 +99,7 @@ def form_of(
         )
     texts = {value.strip() for name in columns for value in sample.column(name)} - {""}
     if target.kind == "class":
-        return _form_of_classes(target, sample, columns, texts, probabilities, ranks)
+        return _form_of_classes(target, sample, columns, texts, probabilities, raw)
     if target.joined and len(columns) == 1:
         return Form(columns, joined=True)
     # Of one column the name may be another (Predicted).
@@ -116,13 +116,13 @@ def form_of(
         raise DataError(f"{sample.path}: {min(texts)!r} is not a number, which the run predicts.")
     # A sample of one constant shows nothing about labels: without cuts probabilities rank as well.
     is_whole = all(number is not None and number % 1 == 0 for number in numbers)
-    decides = target.kind == "score" or (target.kind == "labels" and (cut or len(texts) == 2))
+    decides = {"score": not raw, "labels": cut or len(texts) == 2}.get(target.kind, False)
     return Form(columns, shown, is_whole and decides and not probabilities)
 
 
 def _form_of_classes(
     target: Target, sample: Table, columns: tuple[str, ...], texts: set[str], probabilities: bool,
-    ranks: bool,
+    raw: bool,
 ) -> Form:  # fmt: skip
     """Of two classes one column asks for the probability of one, by its name, values that are not
     whole, one number alone where the metric is one of probabilities, or the settings."""
@@ -134,7 +134,7 @@ def _form_of_classes(
             return Form(columns, columns)
         numbers = [as_number(text) for text in texts]
         is_constant = len(texts) == 1 and None not in numbers
-        if probabilities or any((n or 0) % 1 for n in numbers) or (ranks and is_constant):
+        if probabilities or any((n or 0) % 1 for n in numbers) or (raw and is_constant):
             return Form(columns, classes[1:])
     if len(columns) == 1 and not probabilities:
         if (spelled := _spelled(classes, texts)) is not None:
@@ -294,14 +294,14 @@ def rows_by_id(ids: Sequence[str]) -> dict[str, deque[int]]:
 
 def write_submission(
     found: Predictions, out: Path, sample: Table | None, log: Callable[[str], None],
-    cuts: Sequence[float] | None = None, *, ranks: bool = False,
+    cuts: Sequence[float] | None = None, *, raw: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes the rows; the JSON fields of `predict`. cuts, ranks: see `form_of`."""
+    """Writes the rows; the JSON fields of `predict`. cuts, raw: see `form_of`."""
     target, key = found.target, found.id_column
     if sample is not None and column_place(sample.columns, key) is None:
         key = plain_name(sample.columns[0])
     form = form_of(
-        target, sample, key, probabilities=found.probabilities, cut=cuts is not None, ranks=ranks
+        target, sample, key, probabilities=found.probabilities, cut=cuts is not None, raw=raw
     )
     ids, values = in_sample_order(found, sample, key)
     missing = ~np.isfinite(values).all(1)
