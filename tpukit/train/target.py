@@ -262,10 +262,11 @@ def numbers_first(names: Iterable[str]) -> list[str]:
 def named_by(columns: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
     """Which of `names` each column stands for, that may begin with the same letters as the others
     (Class_1); none: they are of something else."""
-    for start in range(min(map(len, columns), default=0)):
-        if start and (len(columns) == 1 or len({name[:start] for name in columns}) > 1):
+    shortest = min(map(len, columns)) if len(columns) == len(names) > 1 else 1
+    for start in range(shortest):
+        if len({name[:start] for name in columns}) > 1:
             break
-        if sorted(found := [name[start:] for name in columns]) == sorted(names):
+        if {*(found := [name[start:] for name in columns])} == {*names}:
             return tuple(found)
     return ()
 
