@@ -12,7 +12,7 @@ at the revision in files.toml; what is missing there is listed and left out.
     PYTHONPATH=benchmarks python benchmarks/doctor/logs.py --files /tmp/material --out answer.json
     PYTHONPATH=benchmarks python benchmarks/doctor/logs.py --blind --out answer.json
 
-`--blind` asks about the logs of blind_4.toml to blind_15.toml, whose first answers stand there.
+`--blind` asks about the logs of blind_4.toml to blind_17.toml, whose first answers stand there.
 """
 
 import argparse

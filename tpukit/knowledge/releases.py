@@ -81,7 +81,8 @@ def lost_name(place: str, name: str, release: str = "") -> Lost | None:
             whole, ending = f"{place}.{name}", f".{last}.{name}"
             is_it = any(q == whole or q.replace("()", "").endswith(ending) for q in row.names)
         if is_it:
-            found = Lost(f"{row.since} has it no more", row.instead.get(name, row.new))
+            new = row.new.replace(f"{row.keywords[0]}=", f"{name}=") if row.keywords else row.new
+            found = Lost(f"{row.since} has it no more", row.instead.get(name, new))
             if not row.keywords:
                 return found
             # A row of several keywords says less than a release's table.

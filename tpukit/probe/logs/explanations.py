@@ -15,6 +15,8 @@ Confidence = Literal["certain", "probable", "possible"]
 _PLACE = re.compile(r"\{(\w+)\}")
 _OPTIONAL = re.compile(r"\[\[((?:(?!\[\[).)*?)(?:\|((?:(?!\[\[).)*?))?\]\](?!\])")
 """The innermost optional part."""
+_GUESS = "No entry of the table knows this text. By its words alone, perhaps:"
+_MORE = "Add the lines above it to the log, a traceback from its start: they show who raised it."
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Explanation:
     """Whether that replaces the entry's own text."""
     warned: str = ""
     """A sentence on advice that this machine does not allow."""
+    guessed: bool = False
+    """Whether loose words of the message alone chose the entry."""
 
     @property
     def id(self) -> str:
@@ -68,6 +72,7 @@ class Explanation:
         cause = fill(self.entry.cause, self.captures)
         if self.entry.inferred or (self.last_resort and not self.shown):
             cause = f"Probably: {cause}"
+        cause = f"{_GUESS} {cause}" if self.guessed else cause
         return f"{self.shown} {cause}".strip()
 
     @property
@@ -79,7 +84,9 @@ class Explanation:
         """The entry's advice, where the place does not replace it."""
         if self.leads and self.place_fix:
             return ""
-        advised = advise(self.captures), fill(self.entry.fix, self.captures), self.warned
+        is_alone = self.raised is not None and not self.raised.frames
+        more = _MORE if is_alone and (self.guessed or self.id.startswith("unknown-")) else ""
+        advised = advise(self.captures), fill(self.entry.fix, self.captures), more, self.warned
         return " ".join(filter(None, advised))
 
     @property

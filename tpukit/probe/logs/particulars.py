@@ -54,7 +54,7 @@ def particulars(
     raiser = raised.frames[-1].package if raised.frames else raised.name.rpartition(".")[0]
     raiser = raiser.partition(".")[0]
     version = f" {releases[raiser]}" if raiser in releases else ""
-    found = {"raiser": f"`{raiser}`{version}" if raiser else "the program"}
+    found = {"raiser": f"`{raiser}`{version}" if raiser else "the program", "importer": raiser}
     said = f"{raised.message[:2000]}\n{raised.details}"
     found |= {name: m[name] for name, form in _NAMED.items() if (m := form.search(said))}
     # One of the values that a message lists is no setting to change.
@@ -155,6 +155,9 @@ def _of_call(raised: Raised) -> dict[str, str]:
         return {"remedy": f"The place to change is {own.place}; {update}."}
     if caller is None:
         change = f"{_update(own)}, or go back to the release that worked"
+        if re.match(r"_?(?:validate|check|verify)_", own.where):
+            fits = f"install the `{own.package}` that its requirements name, or update it"
+            change = f"`{own.where}` checks what another program gives: {fits}"
         is_fault = raised.class_name in _FAULTS and not raised.users_frame
         why = "a fault of that release, or of it with this model, data or GPU: "
         # A script of the library's repository calls the release that is installed.

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from tpukit.knowledge.error_table import KnownError, unknown_errors
+from tpukit.knowledge.error_table import KnownError, line_forms, unknown_errors
 from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
 from tpukit.probe.logs.matching import Matches
 from tpukit.probe.logs.particulars import particulars
 from tpukit.probe.logs.quoting import LINES, is_quoted
-from tpukit.probe.logs.tracebacks import Raised
+from tpukit.probe.logs.tracebacks import Frame, Raised
 
 REPORTED, UNKNOWN, _AT_IMPORT, _IN_LIBRARY, FAILED_CHECK, *_LISTS = unknown_errors()
 _CASCADES, _AFTERMATH, _TRIED = (row.exception for row in _LISTS)
@@ -29,6 +29,7 @@ _DANGLING = re.compile(
     r"\b(?:that|which|the|an?|of|to|for|with|in|on|by|and|or|is|are|was|from|as|than|if|be)$|^[)\]},.;:]"
 )
 """The end of a piece that was cut within a sentence."""
+_DURING = {words: re.compile(form) for words, form in line_forms()["during"].items()}
 _MESSAGE_LINES = 3
 _MOST_CAUSES = 3
 _OWN_WORDS = 13
@@ -185,7 +186,8 @@ def _explanation(
 def _answer(
     raised: Raised, entry: KnownError, captures: Mapping[str, str], releases: Mapping[str, str]
 ) -> Explanation:
-    is_sure = raised.frames or raised.name in _NATIVE
+    is_guess = entry.topic == "words" and "*" in entry.exception and not captures
+    is_sure = (raised.frames and not is_guess) or raised.name in _NATIVE
     confidence: Confidence = "probable" if is_sure else "possible"
     is_mentioned = raised.name == "ImportError" and not raised.has_class
     is_weak = raised.class_name in _AFTERMATH or is_mentioned or raised.is_logged
@@ -194,7 +196,7 @@ def _answer(
         particulars(raised, captures, entry, releases), 1, entry.role,
         confidence, raised.line.stream, raised.line.number, mild=raised.is_handled,
         last_resort=is_weak or entry is REPORTED, shown=_sentence(raised, entry.topic),
-        raised=raised,
+        raised=raised, guessed=is_guess,
     )  # fmt: skip
 
 
@@ -276,4 +278,11 @@ def _place(raised: Raised) -> str:
         return ""
     line = f", line {frame.line}" if frame.line else ""
     code = f": `{shorten(frame.code, 80)}`" if own and frame.code else ""
-    return f"Raised {'at' if own else 'in a library,'} {frame.path}{line}{rank}{code}."
+    during = next((f", while {w}" for f in reversed(raised.frames) for w in _activities(f)), "")
+    return f"Raised {'at' if own else 'in a library,'} {frame.path}{line}{rank}{during}{code}."
+
+
+def _activities(frame: Frame) -> Iterable[str]:
+    """What a program does in this function."""
+    called = f"{frame.path} in {frame.where}".replace("\\", "/")
+    return (words for words, form in _DURING.items() if form.search(called))

@@ -89,7 +89,8 @@ class Frame:
     def package(self) -> str:
         """The package whose code this is: an installed one, a model's own code, a plug-in."""
         found = _PLUGIN.search(self.path) or _KNOWN_PACKAGE.search(self.path)
-        is_script = not self.library and self.where == "<module>"
+        is_within = found and f"/{found[1]}/{found[1]}/" in self.path.replace("\\", "/")
+        is_script = not self.library and self.where == "<module>" and not is_within
         return self.library or (found[1] if found and not is_script else "")
 
     @property
