@@ -211,7 +211,7 @@ def metrics_of_run(
     learned = request.run.checkpoint.state.identity if request.run else {}
     if any(learned.get(name, value) != value for name, value in datasets.identity.items()):
         log(
-            "warning: this is not the data that the run was trained with: it may have learned some"
+            "Warning: this is not the data that the run was trained with: it may have learned some"
             " of the samples that it is tested on."
         )
     if not sets:

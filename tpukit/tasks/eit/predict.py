@@ -63,7 +63,7 @@ def sample_images(
     named = Path(request.data) if request.data and request.data not in KNOWN else DEFAULT_FOLDER
     normalisation = trained.normalisation or data_normalisation(request.data_path or named)
     if warning := check_units(frames, normalisation):
-        log(f"warning: {warning}")
+        log(f"Warning: {warning}")
     mean, std = normalisation.mean, normalisation.std
     views = [
         View(voltage_map(symmetry.of_voltages(frames.ys), mean, std)[:, None], symmetry)

@@ -93,7 +93,7 @@ def _test_images(task: ImageTraining, request: EvaluationRequest, log: Log) -> L
             raise DataError("the data has no validation images.", "Name others: --data FOLDER")
         learned = request.run.checkpoint.state.identity.get("data") if request.run else None
         if learned not in (None, f"{train.digest()}{valid.digest()}"):
-            log("warning: these are not the images or the parts that the run was trained with:"
+            log("Warning: these are not the images or the parts that the run was trained with:"
                 " it may have learned some of those that it is tested on.")  # fmt: skip
         return valid
     if request.data == "train":

@@ -228,7 +228,7 @@ def validation_rows(
         rows = list(read_rows(Path(config.valid_file), summaries=True, columns=columns))
         return rows, frozenset()
     if learned not in (None, file_digest(train_file)[:16]):
-        log(f"warning: {train_file} is not the file that the run was trained with: it may have"
+        log(f"Warning: {train_file} is not the file that the run was trained with: it may have"
             " learned some of the rows that it is tested on.")  # fmt: skip
     # As they were learned, pairs too: rows that are too long are in no part.
     learns = task.learned_format

@@ -155,7 +155,7 @@ def load_samples(files: Sequence[Path]) -> Samples:
             home.mkdir(parents=True, exist_ok=True)
             return _open_or_build(home, key, files)
     print(
-        f"warning: no room to pack {files[0].parent}; reading its files into memory. "
+        f"Warning: no room to pack {files[0].parent}; reading its files into memory. "
         f"Set {VARIABLE} to a folder with more room.",
         file=sys.stderr,
     )
