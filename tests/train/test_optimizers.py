@@ -276,17 +276,48 @@ class Optional(OPTIM.SGD):
             self.move(-0.05)
         return super().step()
 
+    def move(self, rate):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.add_(parameter.grad, alpha=rate)
+
 
 class Returning(Optional):
     @torch.no_grad()
     def step(self, closure=None):
         if closure is None:
             return super().step()
-        self._move(0.05)
+        self.move(0.05)
         with torch.enable_grad():
             loss = closure()
-        self._move(-0.05)
+        self.move(-0.05)
         return loss
+
+
+class Inheriting(Optional):
+    """Hands its closure to the step above."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+class Outer(Optional):
+    """Steps another optimizer, and hands its closure to a method."""
+
+    def __init__(self, groups, rate):
+        super().__init__(groups, rate)
+        self.base = OPTIM.SGD(self.param_groups, rate)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure=None):
+        return self.base.step() if closure is None else self.evaluate(closure)
+
+    @torch.no_grad()
+    def evaluate(self, loss):
+        self.move(0.05)
+        with torch.enable_grad():
+            loss()
+        self.move(-0.05)
+        return self.base.step()
 
 
 class Twice(Optional):
@@ -348,8 +379,10 @@ class Wrapping:
         lambda groups: Optional(groups, RATE),
         lambda groups: Returning(groups, RATE),
         lambda groups: Twice(groups, RATE),
+        lambda groups: Inheriting(groups, RATE),
+        lambda groups: Outer(groups, RATE),
     ],
-    ids=["assertion", "wrapped", "argument", "within", "after", "twice"],
+    ids=["assertion", "wrapped", "argument", "within", "after", "twice", "above", "method"],
 )
 def test_what_needs_a_closure_is_refused_before_the_first_step(make):
     with pytest.raises(UsageError, match="evaluates the loss again through a closure") as caught:
@@ -363,6 +396,32 @@ def test_a_closure_that_may_be_missing_is_left_out(kind):
     before = parameters(learner)
     learner.train_step([batch_of(learner.task, 0)], RATE)
     assert not any(map(torch.equal, before, parameters(learner)))
+
+
+@pytest.mark.parametrize("key", ["lr", "lr_scale"])
+@pytest.mark.parametrize("place", ["after_step", "on_log"])
+def test_a_rate_that_the_task_sets_is_refused_and_a_factor_counts(place, key):
+    rates = []
+
+    class Setting(Optimizing):
+        def halve(self):
+            for group in self.optimizer.param_groups:
+                rates.append(group["lr"])
+                group[key] *= 0.5
+
+    task = Setting()
+    learner = learner_of(task, lr=RATE)
+    task.optimizer = learner.optimizer
+    if place == "after_step":
+        Setting.after_step = lambda self, model: self.halve()
+    refused = pytest.raises(UsageError, match=f"set the learning rate of SGD to {RATE / 2:g}")
+    with refused if key == "lr" else ok():
+        for step in range(3):
+            learner.train_step([batch_of(task, step)], RATE)
+            if place == "on_log":
+                task.halve()
+    if key == "lr_scale":
+        assert rates[::2] == [RATE, RATE / 2, RATE / 4]
 
 
 def test_a_hook_runs_once_a_step(train):

@@ -60,6 +60,8 @@ def _first_state(
     optimizer: Optimizer, group: dict[str, Any], parameter: nn.Parameter
 ) -> State | None:
     """What a parameter's state is before its first step; None where a step has to make it."""
+    if wrapped_in(optimizer) is not None:
+        return None
     try:
         with torch.random.fork_rng(devices=[]):
             trials = [TriedOptimizer(optimizer, group, parameter, seed) for seed in (0, 1)]
@@ -104,6 +106,7 @@ class TriedOptimizer:
     """An optimizer like another one, over a single weight on the CPU. It calls no hook.
 
     send: puts the weight, and the rate, on a device, where the optimizer keeps its form.
+    weights: the weight, that of the optimizer which steps this one.
     """
 
     def __init__(
@@ -113,39 +116,46 @@ class TriedOptimizer:
         like: nn.Parameter,
         seed: int,
         send: Callable[[Tensor], Tensor] | None = None,
+        weights: nn.Parameter | None = None,
     ) -> None:
         self.draws = torch.Generator().manual_seed(seed)
         self.send = send or (lambda tensor: tensor)
-        self.weights = nn.Parameter(self._drawn(like))
-        parameters = {id(p): p for each in optimizer.param_groups for p in each["params"]}
+        self.weights = nn.Parameter(self._drawn(like)) if weights is None else weights
+        known: dict[int, Any] = {
+            id(p): p for each in optimizer.param_groups for p in each["params"]
+        }
         kept = vars(optimizer).items()
         own = {
             name: OrderedDict() if name.endswith("_hooks") else value
             for name, value in kept
             if name not in ("state", "param_groups")
         }
-        if wrapped_in(optimizer) is not None:
-            raise TypeError("it steps another optimizer")
         plain = {form: False for form in FORMS if form in group and send is None}
         options = {key: value for key, value in group.items() if key != "params"}
         # Another rate in each, which may decide a state too: a first step is seldom at the peak.
         rate = (float(group["lr"]) or 1.0) / (2 + seed)
         options |= {**plain, "lr": send(torch.tensor(rate)) if send else rate}
         self.state = FirstValues()
+        groups = [{**deepcopy(options), "params": [self.weights]}]
+        if (inner := wrapped_in(optimizer)) is not None:
+            within = TriedOptimizer(inner, group, like, seed, send, self.weights).optimizer
+            known[id(inner)] = within
+            if inner.param_groups is optimizer.param_groups:
+                groups = within.param_groups
         self.optimizer: Any = object.__new__(type(optimizer))
         vars(self.optimizer).update(
-            deepcopy(own, parameters),
+            deepcopy(own, known),
             state=defaultdict[Tensor, State](dict, {self.weights: self.state}),
-            param_groups=[{**deepcopy(options), "params": [self.weights]}],
+            param_groups=groups,
         )
 
     def _drawn(self, like: Tensor) -> Tensor:
         return self.send(torch.randn(like.shape, generator=self.draws, dtype=like.dtype))
 
-    def step(self) -> None:
+    def step(self, closure: Callable[[], Tensor] | None = None) -> None:
         self.weights.grad = self._drawn(self.weights)
         with _without_hooks_of_all():
-            self.optimizer.step()
+            self.optimizer.step(*[closure] if closure else [])
 
 
 @contextmanager

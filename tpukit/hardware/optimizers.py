@@ -1,9 +1,6 @@
 """Optimizers as the engine steps them: which there are, their rates, their state from the start."""
 
-import ast
-import inspect
-import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,8 +17,6 @@ PER_GROUP = "lr_scale"
 """Key of a group's factor on the learning rate of a step."""
 ON_HOST = (torch.optim.Adadelta, torch.optim.RAdam)
 """Count their steps on the host: the first has no other form, the second's is exact to 1e-2."""
-STEPPED_BY = ("step", "zero_grad", "param_groups", "state", "state_dict", "load_state_dict")
-"""Members of an optimizer, or of a class that wraps one."""
 PACKED = {"adamw_8bit": "AdamW8bit", "paged_adamw": "PagedAdamW",
           "paged_adamw_8bit": "PagedAdamW8bit"}  # fmt: skip
 """Optimizers of bitsandbytes by their names here."""
@@ -108,43 +103,6 @@ class MasterAdamW(torch.optim.AdamW):
         return state
 
 
-def require_steppable(optimizer: Any) -> None:
-    """Raises UsageError where the engine cannot step an optimizer, with the reason."""
-    name = type(optimizer).__name__
-    if not all(hasattr(optimizer, member) for member in STEPPED_BY):
-        raise UsageError(
-            f"`build_optimizer` returned a {name}, not one torch.optim optimizer: a step adds up"
-            " the gradients of one loss over micro-batches and devices, clips and steps once.",
-            "Give each network its own ParameterGroup (`lr_scale`) of one optimizer and return the"
-            " sum of the losses, each reaching its own network alone.",
-            id="several-optimizers",
-        )
-    for innermost in steppers(optimizer):
-        if _needs_closure(innermost.step):
-            raise _refused(name, "its step evaluates the loss again through a closure")
-        if getattr(innermost, "is_second_order", False):
-            raise _refused(
-                name, "it takes gradients of gradients, whose graph a step does not keep"
-            )
-    try:
-        optimizer.state_dict()
-    except Exception as error:
-        raise _refused(name, f"its `state_dict` raises {type(error).__name__}: {error}") from error
-    if any(not isinstance(g.get("lr"), float | int | torch.Tensor) for g in optimizer.param_groups):
-        raise _refused(name, "it has no `lr`, which the engine sets before each step")
-    option = inspect.signature(type(innermost)).parameters.get("weight_decay")
-    decays = [group.get("weight_decay") for group in optimizer.param_groups]
-    given = getattr(optimizer, "defaults", {}).get("weight_decay")
-    if option is not None and given not in (None, option.default, *decays):
-        raise UsageError(
-            f"weight_decay={given} of {name} has no effect: its groups have {decays}.",
-            f"Give it as --set weight_decay={given}, or groups by the task's `parameter_groups`.",
-            id="optimizer",
-        )
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise _refused(name, "it takes sparse gradients, which are neither reduced nor clipped")
-
-
 def steppers(optimizer: Any) -> Iterator[Any]:
     """An optimizer, the one that it steps, the one that this steps, ..."""
     while optimizer is not None:
@@ -157,68 +115,6 @@ def wrapped_in(optimizer: Any) -> Any:
     return next(
         (value for value in vars(optimizer).values() if hasattr(value, "param_groups")), None
     )
-
-
-def _needs_closure(step: Callable[..., Any]) -> bool:
-    """Whether a step has no default for its closure, asserts or raises without one, or does with it
-    another thing than torch's own: these evaluate the loss once, before all else."""
-    closure = inspect.signature(step).parameters.get("closure")
-    if closure is None:
-        return False
-    if closure.default is inspect.Parameter.empty:
-        return True
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(step))))
-    except (OSError, TypeError, SyntaxError):
-        return False
-    return any(map(_refuses_none, ast.walk(tree))) or _evaluates_again(tree)
-
-
-def _refuses_none(node: ast.AST) -> bool:
-    if isinstance(node, ast.Assert):
-        return any(isinstance(n, ast.Name) and n.id == "closure" for n in ast.walk(node.test))
-    if not isinstance(node, ast.If) or ast.unparse(node.test) != "closure is None":
-        return False
-    return any(isinstance(line, ast.Raise) for line in node.body)
-
-
-def _evaluates_again(tree: ast.Module) -> bool:
-    """Whether a step evaluates its closure more than once, after a loop or a method of its own that
-    may move weights, or does more where there is one.
-
-    A function that it makes of the closure is another step's.
-    """
-    before: list[ast.AST] = []
-    statements = tree.body[0].body if isinstance(tree.body[0], ast.FunctionDef) else []
-    calls = [node for line in statements for node in _own_nodes(line) if _is_call(node, "closure")]
-    for inner in statements if calls else ():
-        if calls[0] in _own_nodes(inner):
-            break
-        before += _own_nodes(inner)
-    else:
-        return False
-    while isinstance(inner, ast.If | ast.With) and len(inner.body) == 1:
-        if any(not isinstance(line, ast.Assign) for line in getattr(inner, "orelse", ())):
-            return True
-        inner = inner.body[0]
-    moves = any(isinstance(node, ast.For) or _is_call(node, "self") for node in before)
-    return len(calls) > 1 or moves or isinstance(inner, ast.If | ast.With | ast.For)
-
-
-def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """What a statement consists of, but for functions that it defines."""
-    if not isinstance(node, ast.FunctionDef | ast.Lambda):
-        yield node
-        for child in ast.iter_child_nodes(node):
-            yield from _own_nodes(child)
-
-
-def _is_call(node: ast.AST, name: str) -> bool:
-    """Whether it is `name(...)` or `name.method(...)`."""
-    function = node.func if isinstance(node, ast.Call) else None
-    if isinstance(function, ast.Attribute) and not function.attr.endswith("_health_check"):
-        function = function.value
-    return isinstance(function, ast.Name) and function.id == name
 
 
 def require_whole_matrices(optimizer: Optimizer) -> None:
@@ -235,7 +131,7 @@ def require_whole_matrices(optimizer: Optimizer) -> None:
 def require_traceable(optimizer: Optimizer) -> None:
     """Raises UsageError for an optimizer whose step does not consist of operators of torch."""
     if _is_of_bitsandbytes(optimizer):
-        raise _refused(type(optimizer).__name__, "bitsandbytes has it for GPUs and CPUs")
+        raise refused(type(optimizer).__name__, "bitsandbytes has it for GPUs and CPUs")
 
 
 def _is_of_bitsandbytes(optimizer: Optimizer) -> bool:
@@ -249,7 +145,8 @@ def choose_capturable(optimizer: Optimizer) -> None:
             group["capturable"] = True
 
 
-def _refused(name: str, reason: str) -> UsageError:
+def refused(name: str, reason: str) -> UsageError:
+    """An optimizer that a backend or the engine cannot use."""
     return UsageError(
         f"the optimizer {name} cannot be used: {reason}.",
         "Use AdamW, SGD, Adafactor, Lion or another optimizer that steps from gradients.",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from tpukit.train.optimizer import (
     EMA,
     build_optimizer,
     errors_named,
+    rates_of,
+    require_rates,
     start_ema,
 )
 from tpukit.train.optimizer_state import OptimizerState
@@ -208,6 +211,8 @@ class Learner:
         self.seed = seed
         self.steps_done = 0
         self._interrupt: Callable[[int], bool] | None = None
+        self._rates: list[Any] = []
+        """Those of the last step."""
         self._moved = renormalized_weights(backend.unwrap(model))
         """Parameters that a forward pass has moved, or may move."""
         self._names: list[str] = []
@@ -236,6 +241,7 @@ class Learner:
             dropped, and its state is that from before. Returns whether the step was made.
         """
         self._interrupt = interrupt
+        require_rates(self.optimizer, self._rates)
         if self.ema:
             self.ema.follow()
         self.seed_draws()
@@ -243,6 +249,7 @@ class Learner:
         with errors_named(self.optimizer, self.optimizer_state.parameters):
             if not self.backend.run(self._step, batches, lr, weight):
                 return False
+        self._rates = rates_of(self.optimizer)
         self.steps_done += 1
         self.backend.finish()
         if any(parameter.requires_grad for parameter in self._frozen):
@@ -293,7 +300,7 @@ class Learner:
         total = torch.where(totals[0] == 0, 1.0, totals[0])
         after = None
         if overrides(self.task, "after_step"):
-            after = AfterStep(self.model, self.task.after_step)
+            after = AfterStep(self.model, self._after_optimizer)
         norm = self.backend.step(
             self.optimizer,
             lr=lr,
@@ -305,6 +312,11 @@ class Learner:
         )
         self._after(totals, total, norm)
         return True
+
+    def _after_optimizer(self, model: nn.Module) -> None:
+        rates = rates_of(self.optimizer)
+        self.task.after_step(model)
+        require_rates(self.optimizer, rates)
 
     @torch.no_grad()
     def _choose_unit(self, weight: Tensor, rows: int) -> None:

@@ -17,7 +17,8 @@ from tpukit.errors import ConfigError, TpukitError, UsageError
 from tpukit.hardware.backend import Average, Backend, OptimizerSettings, ParameterGroup
 from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.modules import exchange, persistent_buffers, running_statistics
-from tpukit.hardware.optimizers import has_modes, require_steppable, steppers
+from tpukit.hardware.optimizers import has_modes, steppers
+from tpukit.hardware.steppable import require_steppable
 from tpukit.train.checks import expect, task_mistake
 from tpukit.train.config import EMAUpdates, TrainConfig
 from tpukit.train.module_state import load_weights
@@ -76,6 +77,24 @@ def _require_no_scheduler(task: Task, optimizer: Optimizer) -> None:
             " or use --set schedule=cosine.",
             id="optimizer",
         )
+
+
+def rates_of(optimizer: Optimizer) -> list[Any]:
+    """Each group's rate where it is a number."""
+    return [None if isinstance(g["lr"], Tensor) else g["lr"] for g in optimizer.param_groups]
+
+
+def require_rates(optimizer: Optimizer, expected: list[Any]) -> None:
+    """Raises UsageError where the task has changed a rate, which would have no effect."""
+    for found, rate in zip(rates_of(optimizer), expected, strict=False):
+        if found != rate and None not in (found, rate):
+            raise UsageError(
+                f"the task set the learning rate of {type(optimizer).__name__} to {found:g}: the"
+                " engine sets it before each step.",
+                "Have the task's `learning_rate(step, total_steps, config)` return it, or change"
+                " the group's factor on it, `lr_scale`.",
+                id="optimizer",
+            )
 
 
 @contextmanager

@@ -14,7 +14,13 @@ from torch.overrides import TorchFunctionMode
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AdamSettings, ParameterGroup
 from tpukit.hardware.first_state import TriedOptimizer
-from tpukit.hardware.optimizers import PER_GROUP, choose_capturable, set_rates, trained_of
+from tpukit.hardware.optimizers import (
+    PER_GROUP,
+    choose_capturable,
+    set_rates,
+    trained_of,
+    wrapped_in,
+)
 
 UNLIKE_ZERO = 1e-12
 """A rate in place of 0, which would be a constant of another graph, as 1 would be."""
@@ -232,6 +238,8 @@ def rates_of(optimizer: Optimizer, lr: float) -> Tensor:
 
 def takes_rates(optimizer: Optimizer, send: Callable[[Tensor], Tensor]) -> bool:
     """Whether it steps at rates that are tensors of the device (0-d) without reading one."""
+    if wrapped_in(optimizer) is not None:
+        return False
     try:
         for group in optimizer.param_groups:
             first = next(trained_of(group), None)
