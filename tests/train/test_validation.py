@@ -54,6 +54,7 @@ class Renormalized(nn.Module):
     def __init__(self, kind):
         super().__init__()
         self.embedding = nn.Embedding(40, 8, max_norm=1.0 if kind == "by torch" else None)
+        self.norm = nn.BatchNorm1d(8)
         self.head = nn.Linear(8, 2)
         self.shift = nn.Parameter(torch.zeros(8), requires_grad=False)
         self.kind = kind
@@ -65,12 +66,20 @@ class Renormalized(nn.Module):
         if self.kind == "in eval mode" and not self.training:
             self.head.weight.data.mul_(0.9)
             self.shift.data.add_(0.1)
-        return self.head(self.embedding((x[:, 0] * 20).abs().long() % 40) + x + self.shift)
+        rows = self.embedding((x[:, 0] * 20).abs().long() % 40) + x + self.shift
+        return self.head(self.norm(rows))
 
 
-@pytest.mark.parametrize("kind", ["by torch", "by itself", "in eval mode"])
-def test_weights_that_a_pass_writes_to_are_put_back_after_a_validation(tmp_path, kind):
-    task, found = Tiny(), []
+class Freezing(Tiny):
+    """Freezes the statistics after a step."""
+
+    def after_step(self, model):
+        model.norm.eval()
+
+
+@pytest.mark.parametrize("kind", ["by torch", "by itself", "in eval mode", "modes"])
+def test_weights_and_modes_are_put_back_after_a_validation(tmp_path, kind):
+    task, found = Freezing() if kind == "modes" else Tiny(), []
     task.build_model = lambda ops: Renormalized(kind)
     for every in (1, 6):
         config = TrainConfig(max_steps=6, global_batch_size=16, num_workers=0, lr=0.01,

@@ -378,12 +378,15 @@ class Learner:
         ranges of quantization, a count) is put back: no validation changes the training."""
         before = self.changed_by_passes(outside_of_step=True)
         self.backend.finish()
+        modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
             with torch.set_grad_enabled(True):  # a metric's code may switch gradients off for good
                 yield
         finally:
             self.model.train()
+            for module, mode in modes:  # a part that the task has put into eval mode stays in it
+                module.training = mode
             self._moved |= before.moved()
             with torch.no_grad():
                 self._put_back(before)
