@@ -1,6 +1,7 @@
 """Training data without a length: order, passes, resuming to the sample, what is refused."""
 
 import random
+from contextlib import nullcontext as ok
 
 import numpy as np
 import pytest
@@ -324,6 +325,19 @@ def test_each_rank_reads_its_part_alone(library, monkeypatch, tmp_path):
         keys = {key.sample for micro in whole.step(3) for key in micro.keys}
         assert {key % 4 for key in keys} == {rank}
     assert sorted(found) == list(range(64))
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_a_stream_that_splits_itself_by_rank_is_refused(splits):
+    """Every rank would keep its rows of its own part, and lose the others."""
+    digests: list[str] = []
+    for rank in range(2):
+        stream = Stream(40)
+        stream.start = lambda rank=rank: rank * splits
+        StreamPlan(stream, SETTINGS).require_alike(lambda own: digests.append(own) or [own])
+    refused = pytest.raises(DataError, match="Stream yields other samples in each rank")
+    with refused if splits else ok():
+        StreamPlan(Stream(40), SETTINGS).require_alike(lambda own: digests)
 
 
 def test_parts_of_another_number_of_ranks_are_refused():

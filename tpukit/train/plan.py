@@ -198,6 +198,8 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
         part = task.shard(datasets.train, backend.rank, backend.world_size)
         if part is not None:
             batches.split(part, backend.rank, backend.world_size)
+        else:
+            batches.require_alike(backend.all_gather_objects)
     total = config.max_steps or math.ceil((config.epochs or 1) * batches.steps_per_epoch())
     return RunPlan(
         **{**vars(request), "task": task},

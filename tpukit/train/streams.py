@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import codecs
 import copy
+import hashlib
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +79,26 @@ class StreamPlan:
             self._micro_batches = self._read_step()
             self._step += 1
         return self._micro_batches
+
+    def require_alike(self, gather: Callable[[str], list[str]]) -> None:
+        """Raises DataError where ranks that read the whole stream find other samples in it.
+
+        gather: gives what every rank has given it; each calls this.
+        """
+        digest = hashlib.sha256()
+        samples = self.step(0)[0].samples or ()
+        for value in (v for s in samples if isinstance(s, Mapping) for v in s.values()):
+            with suppress(TypeError, ValueError, RuntimeError):  # what no array holds
+                array = np.asarray(value)
+                digest.update(b"" if array.dtype == object else array.tobytes())
+        if len({*gather(digest.hexdigest())}) > 1:
+            raise DataError(
+                f"the training stream {type(self.data).__name__} yields other samples in each rank,"
+                " which reads all of them and keeps its rows: the others are never trained on.",
+                "Yield the same in every rank (no split by rank, a seeded shuffle), or return a"
+                " rank's part from the task's `shard(stream, rank, world_size)`.",
+                id="stream-ranks",
+            )
 
     def share(self, micro: MicroBatch, rank: int, world_size: int) -> MicroBatch:
         """A rank's rows of a micro-batch; of a part all are."""
