@@ -102,3 +102,12 @@ def test_parts_of_a_container_are_sharded(tmp_path, accumulate):
         assert told.returncode == 0, told.stderr
     found, expected = parameters(tmp_path / "sharded"), parameters(tmp_path / "whole")
     assert relative_difference(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize("stacked", ["true", "false"])
+def test_layers_that_not_every_rank_uses_are_named(tmp_path, stacked):
+    """Else each rank would compute with the other one's layer, or learn from its gradient."""
+    task = ["--task", TINY.replace(":Tiny", ":Routed"), "--set", f"stacked={stacked}"]
+    told = tpukit("train", *task, *TWO, "--results-dir", tmp_path / "run", ranks=2)
+    assert told.returncode == 2 and "do not use the same layers" in told.stderr
+    assert "Traceback" not in told.stderr

@@ -119,6 +119,35 @@ class Container(Tiny):
         return {"loss": (found - batch["y"]).square().mean(1)}
 
 
+class Routed(Tiny):
+    """Each rank's rows go through another one of two layers of the same shape."""
+
+    name = "routed"
+
+    def __init__(self, stacked: bool = True):
+        super().__init__()
+        self.stacked = stacked
+
+    def build_model(self, ops):
+        return nn.ModuleDict({"body": Router(stacked=self.stacked), "head": nn.Linear(8, 2)})
+
+    def loss(self, model, batch):
+        found = model["head"](model["body"](batch["x"]))
+        return {"loss": (found - batch["y"]).square().mean(1)}
+
+
+class Router(nn.Module):
+    def __init__(self, *, stacked: bool):
+        super().__init__()
+        layers = [nn.Linear(8, 8) for _ in range(2)]
+        kind = nn.ModuleList if stacked else nn.Sequential
+        self.layers = kind(*([layers] if stacked else layers))
+
+    def forward(self, x):
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+        return self.layers[rank](x)
+
+
 class Broken(Tiny):
     """Raises in its loss."""
 

@@ -12,13 +12,13 @@ from runs import script
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 from zoo_models import Zoo, entries
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import TorchOps
-from tpukit.hardware.eager.distributed import FSDP, repeated_blocks
+from tpukit.hardware.eager.distributed import FSDP, repeated_blocks, split_mixed_groups
 from tpukit.tasks.eit.task import TRAINING, EITTask
 from tpukit.tasks.images.task import ImagesTask
 from tpukit.tasks.llm.task import SummarizeTask
@@ -117,7 +117,7 @@ def test_a_model_of_the_zoo_computes_the_same_in_shards(name, mesh):
     task = Zoo(ENTRIES[name])
     (batch,) = task.probe_batches(PlanSettings(2, 2, 1, 0))
     if name in CALLS_FORWARD:
-        with pytest.raises(UsageError, match="does not call"):
+        with pytest.raises(UsageError, match="not called"):
             assert_same_step(task, batch, mesh)
         return
     assert_same_step(task, batch, mesh)
@@ -196,6 +196,50 @@ def test_tied_frozen_and_recomputed_layers_are_the_same_in_half_precision(mesh):
         assert prepared(x).isfinite().all()
     # Back in shards, in fp32.
     assert isinstance(prepared.blocks[1][1].weight, DTensor)
+
+
+class Both(torch.optim.SGD):
+    """Two optimizers as one, whose groups are a list that is made when it is asked for."""
+
+    param_groups = property(lambda self: [*self.one, *self.other], lambda self, value: None)
+
+    def __init__(self, one, other):
+        self.one, self.other, self.defaults = one.param_groups, other.param_groups, {}
+
+
+def test_an_optimizer_that_loses_the_groups_of_whole_weights_is_refused(mesh):
+    weights = [distribute_tensor(torch.ones(2, 2), mesh), torch.ones(2)]
+    optimizer = torch.optim.SGD(map(nn.Parameter, weights), 0.1)
+    split_mixed_groups(optimizer)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1]
+    one, other = (torch.optim.SGD(map(nn.Parameter, weights), 0.1) for _ in range(2))
+    with pytest.raises(UsageError, match="Both loses a group"):
+        split_mixed_groups(Both(one, other))
+
+
+class Turn(nn.Module):
+    """Weights of two types."""
+
+    def __init__(self):
+        super().__init__()
+        self.turn = nn.Parameter(torch.ones(64, dtype=torch.complex64))
+        self.out = nn.Linear(64, 20).double()
+
+    def forward(self, h):
+        return self.out((h * self.turn).real.double())
+
+
+class Types(Next):
+    """Trained weights of three types in one group."""
+
+    def build_model(self, ops):
+        model = super().build_model(ops)
+        model.head = Turn()
+        return model
+
+
+def test_weights_of_several_types_are_trained_in_shards(mesh):
+    assert_same_step(Types(), Types().probe_batches(PlanSettings(2, 2, 1, 0))[0], mesh)
 
 
 def test_weights_in_half_precision_are_not_used_in_fp32(mesh):

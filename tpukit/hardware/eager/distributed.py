@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from tpukit.hardware.modules import (
     repeated_blocks,
     require_unpacked,
 )
+from tpukit.hardware.optimizers import steppers
 
 
 class SingleProcess:
@@ -83,8 +85,8 @@ class SingleProcess:
 NONE_UNUSED = "find_unused_parameters=True was specified"
 """torch's warning where all parameters are used."""
 
-NOT_GATHERED = "got mixed torch.Tensor and DTensor"
-"""torch's error where a shard is used as if it were the whole."""
+NOT_GATHERED = re.compile(r"got mixed torch.Tensor and DTensor|no attribute '_local_tensor'")
+"""torch's errors where a shard is used as if it were the whole."""
 
 NOT_IN_HALF = re.compile(r"must have the same dtype|weight type .* should be the same")
 """torch's errors where a layer whose weights are in half precision computes in fp32."""
@@ -101,6 +103,9 @@ THEIR_WEIGHTS = {"weight", "bias", "in_proj_weight", "in_proj_bias", "q_proj_wei
                  "k_proj_weight", "v_proj_weight"}  # fmt: skip
 LEAST_SHARDED = 31 / 32
 """Share of a layer's weights that autocast has in half precision, for gathers in half precision."""
+
+COMPARED_PASSES = 3
+"""Micro-batches in which the ranks compare which layers they call and have gradients of."""
 
 DDP_OPTIONS: Mapping[str, Any] = {
     "gradient_as_bucket_view": True,
@@ -195,6 +200,7 @@ class FSDP(SingleProcess):
         # Without a place `fully_shard` moves the model.
         super().__init__(place or (lambda model: model), sync_batchnorm=sync_batchnorm)
         self.mesh, self.half = mesh, half
+        self._left, self._compares = COMPARED_PASSES, False
         self._defers = place is None
         self._deferred: Deferred | None = None
         """What makes the large tensors of the model that was made last."""
@@ -223,7 +229,9 @@ class FSDP(SingleProcess):
         for part in _called_parts(model):
             self._shard(part, in_half, whole)
             part.register_forward_hook(_watch_gradients)
-        for module in _sharded(model):
+        groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for place, module in enumerate(groups):
+            module.register_forward_pre_hook(partial(self._require_same_call, place), prepend=True)
             # Sums, not means; and means over gloo are sums in torch 2.8.
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
@@ -249,6 +257,10 @@ class FSDP(SingleProcess):
     ) -> None:
         """Makes a module one group, gathered at once; adds to `whole` what stays out of it."""
         own = [p for p in module.parameters() if p not in whole and not isinstance(p, DTensor)]
+        # The gradients of a group have one type.
+        trained = [p for p in own if p.requires_grad]
+        sizes = {d: _count(p for p in trained if p.dtype == d) for d in {p.dtype for p in trained}}
+        whole.update(p for p in trained if sizes[p.dtype] < max(sizes.values()))
         policy = MixedPrecisionPolicy()
         if _count(p for p in own if p in in_half) > LEAST_SHARDED * _count(own):
             policy = MixedPrecisionPolicy(
@@ -261,10 +273,31 @@ class FSDP(SingleProcess):
             ignored_params=whole,
         )  # fmt: skip
 
+    def _require_same_call(self, place: int, *_: Any) -> None:
+        """Else each rank would gather a part of its own layer, and get the other one's."""
+        if self._compares:
+            self._require_same([place])
+
+    def _require_same(self, found: Sequence[int]) -> None:
+        """Raises UsageError where another rank uses other layers, in this pass or this order."""
+        both = torch.tensor([found, [-one for one in found]], device=self.mesh.device_type)
+        dist.all_reduce(both, dist.ReduceOp.MAX)
+        if both.sum(0).any():
+            raise UsageError(
+                "--shard: the ranks do not use the same layers in the same order: a layer is left"
+                " out by a random draw, or where a rank has no rows for it.",
+                "Draw with Python's `random`, which the ranks draw alike, and call each layer"
+                " in each pass; or leave --shard out.",
+                id="shard",
+            )
+
     def call(self, model: nn.Module, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return function(model, *arguments)
-        except RuntimeError as error:
+            returned = function(model, *arguments)
+            self._require_same_call(-1)
+            self._compares = False
+            return returned
+        except (RuntimeError, AttributeError) as error:
             if self.half is not None and NOT_IN_HALF.search(str(error)):
                 raise UsageError(
                     "--shard: the model computes in fp32 (`autocast(enabled=False)`, --check-bf16)"
@@ -272,22 +305,26 @@ class FSDP(SingleProcess):
                     "Use --precision fp32, or leave --shard out.",
                     id="shard",
                 ) from error
-            if NOT_GATHERED not in str(error):
+            if not NOT_GATHERED.search(str(error)):
                 raise
             raise UsageError(
-                "--shard: the model uses weights of a module that it does not call: they were not"
-                " gathered.",
-                "Call the module (`layer(x)`, not `layer.forward(x)` or `layer.weight`), or leave"
-                " --shard out.",
+                "--shard: weights are used outside of the model's forward pass, or of a module that"
+                " is not called: they were not gathered.",
+                "Use them in the model's `forward`, and call modules (`layer(x)`, not"
+                " `layer.forward(x)` or `layer.weight`), or leave --shard out.",
                 id="shard",
             ) from error
 
     @contextmanager
     def micro_batch(self, model: nn.Module, *, last: bool) -> Iterator[None]:
+        compares = self._compares = self._left > 0
+        self._left -= 1
         for module in _sharded(model):
             module.set_requires_gradient_sync(last, recurse=False)
         with synchronized_batch_norm() if self.sync_batchnorm else nullcontext():
             yield
+        if compares and last:
+            self._require_same([int(p.grad is not None) for p in model.parameters()])
         if last:
             _sum_over_ranks([p.grad for p in _whole(model) if p.grad is not None])
             self.share(model)
@@ -393,13 +430,30 @@ def _sum_over_ranks(gradients: Sequence[Tensor]) -> None:
 
 
 def split_mixed_groups(optimizer: torch.optim.Optimizer) -> None:
-    """Gives parameters that are not sharded groups of their own: no operation takes both kinds."""
+    """Gives parameters that are not sharded groups of their own: no operation takes both kinds.
+
+    Raises UsageError for an optimizer that takes no other group than those it was made with.
+    """
+    before = _parameters_of(optimizer)
     for group in list(optimizer.param_groups):
         sharded = [p for p in group["params"] if isinstance(p, DTensor)]
         plain = [p for p in group["params"] if not isinstance(p, DTensor)]
         if sharded and plain:
             group["params"] = sharded
             optimizer.add_param_group({**group, "params": plain})
+    if _parameters_of(optimizer) != before:
+        raise UsageError(
+            f"--shard: {type(optimizer).__name__} loses a group that is added to it, here of"
+            " parameters that every rank holds whole.",
+            "Return one torch.optim optimizer of all groups, or leave --shard out.",
+            id="optimizer",
+        )
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[set[int]]:
+    """The parameters of an optimizer, and of those that it steps."""
+    groups = [each.param_groups for each in steppers(optimizer)]
+    return [{id(p) for group in of_one for p in group["params"]} for of_one in groups]
 
 
 # DDP compares annotations with types, which they are not here: see the future import above.
