@@ -10,7 +10,7 @@ from sklearn import metrics as sk
 
 from tpukit.errors import ConfigError, UsageError
 from tpukit.train.metric_names import LARGEST, LEAST, parse_metrics
-from tpukit.train.metrics import measured, named_metrics
+from tpukit.train.metrics import measured, metrics_of_first_rows, named_metrics
 from tpukit.train.target import Target
 
 CASES = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 8 else []) for seed in range(100)]
@@ -193,6 +193,20 @@ def test_a_function_of_ones_own(tmp_path):
     (lost,) = parse_metrics(f"min:{file}:other")
     with pytest.raises(UsageError, match=r"mine.py has no function other"):
         measured(lost, np.ones(2), np.ones(2))
+
+
+def test_a_function_that_needs_all_classes_is_not_refused_by_rows_of_one(tmp_path):
+    """A run ended before its first step where the first validation batch had one class."""
+    file = tmp_path / "needs.py"
+    file.write_text("def needs(true, made):\n    assert len({*true}) == 2\n    return made[3]\n")
+    names = parse_metrics(f"max:{file}:needs")
+    rows = {"target": np.zeros(3), "prediction": np.ones((3, 2))}
+    target = Target("class", ("c",), ("a", "b"))
+    assert math.isnan(metrics_of_first_rows(names, rows, target)["needs"])
+    with pytest.raises(IndexError):
+        metrics_of_first_rows(names, {**rows, "target": np.array([0, 1, 0])}, target)
+    with pytest.raises(UsageError, match="has no function other"):
+        metrics_of_first_rows(parse_metrics(f"max:{file}:other"), rows, target)
 
 
 def test_decisions_about_scores_are_of_the_nearest_one():

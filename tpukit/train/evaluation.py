@@ -21,7 +21,7 @@ from tpukit.train.checks import described, expect, task_mistake
 from tpukit.train.learner import BatchSums, seed_loss
 from tpukit.train.loader import LoaderSettings, SeeBatch, make_loader
 from tpukit.train.metric_names import MetricName, parse_metrics
-from tpukit.train.metrics import named_metrics
+from tpukit.train.metrics import metrics_of_first_rows, named_metrics
 from tpukit.train.monitor import CompilationWatch, shapes_of
 from tpukit.train.plan import decided_before, validation_name
 from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task, overrides, restored
@@ -171,7 +171,7 @@ def require_metrics(plan: RunPlan, learner: Learner) -> None:
         return
 
     def computed(task: Task, rows: Rows) -> dict[str, float]:
-        by_name = named_metrics(names, rows, task.predicts)
+        by_name = metrics_of_first_rows(names, rows, task.predicts)
         try:
             with catch_warnings(action="ignore"):
                 return {**_computed(task, rows), **by_name}

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tpukit.errors import UsageError
+from tpukit.errors import TpukitError, UsageError
 from tpukit.train.metric_names import RANKED, MetricName
 from tpukit.train.submission import decided
 from tpukit.train.target import Target
@@ -75,6 +75,23 @@ def named_metrics(
     rows = one_row_each(rows)
     true, predicted = ROWS
     return {each.name: measured(each, rows[true], rows[predicted], target) for each in names}
+
+
+def metrics_of_first_rows(
+    names: Sequence[MetricName], rows: Mapping[str, Array], target: Target | None = None
+) -> dict[str, float]:
+    """`named_metrics`; NaN where a user's function raises and these rows lack a class, as the first
+    of folders of classes do."""
+    try:
+        return named_metrics(names, rows, target)
+    except TpukitError:
+        raise
+    except Exception:
+        true = rows[ROWS[0]].reshape(len(rows[ROWS[0]]), -1)
+        needed = len(target.classes) if target is not None and target.kind == "class" else 2
+        if all(len(np.unique(column)) >= needed for column in true.T):
+            raise
+        return {each.name: math.nan for each in names}
 
 
 def one_row_each(rows: Mapping[str, Array]) -> dict[str, Array]:
