@@ -175,6 +175,8 @@ def add_adapter(lm: Any, config: Any, *, fresh: bool, keep_start: bool) -> None:
             # A bias beside a layer that has none cannot be merged.
             warnings.filterwarnings("error", ".*has no bias")
             inject_adapter_in_model(config if fresh else plain, lm, LEARNED)
+            if "init_lora_weights" in own:  # an export asks what it started as
+                lm.peft_config[LEARNED].init_lora_weights = config.init_lora_weights
             trained = {n: p for n, p in lm.named_parameters() if p.requires_grad}
             if keep_start:
                 inject_adapter_in_model(start, lm, START)
@@ -229,13 +231,15 @@ def as_at_start(lm: Any) -> Iterator[None]:
     layers = [layer for _, layer in _layers(lm)]
     has_start, was_training = START in getattr(lm, "peft_config", {}), lm.training
     lm.eval()
+    active = [layer._active_adapter for layer in layers]
     for layer in layers:
         layer.set_adapter(START, inference_mode=True) if has_start else layer.enable_adapters(False)
     try:
         yield
     finally:
-        for layer in layers:
+        for layer, names in zip(layers, active, strict=True):
             layer.set_adapter(LEARNED) if has_start else layer.enable_adapters(True)
+            layer._active_adapter = names  # the same list: what steps replace is looked at
         lm.train(was_training)
 
 

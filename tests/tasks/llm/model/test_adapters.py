@@ -106,10 +106,19 @@ def test_an_adapter_is_peft_s(name, tmp_path):
     lm = learned(base, KINDS[name])
     found = logits(lm)
     assert (found - logits(base)).abs().max() > 1e-3
+    active = [id(layer._active_adapter) for _, layer in adapters._layers(lm)]
     with adapters.as_at_start(lm):
         torch.testing.assert_close(logits(lm), logits(base), rtol=0, atol=1e-6)
     assert torch.equal(logits(lm), found)
+    assert active == [id(layer._active_adapter) for _, layer in adapters._layers(lm)]
     write(lm, tmp_path)
+    # As a run is read for its export.
+    restored = copy.deepcopy(base)
+    config = adapters.peft_config(KINDS[name], restored)
+    takes = adapters.takes_part(config.to_dict())
+    adapters.add_adapter(restored, config, fresh=False, keep_start=takes)
+    restored.load_state_dict(lm.state_dict())
+    assert adapters.adapter_files(restored) == adapters.adapter_files(lm)
     theirs = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path)
     torch.testing.assert_close(logits(theirs), found, rtol=0, atol=1e-6)
     read = copy.deepcopy(base)
