@@ -475,6 +475,29 @@ def test_what_a_library_imports_within_a_step_stays(given, undone):
     assert F.imported_late is other
 
 
+def noise(rng):
+    while True:
+        yield torch.rand(1, generator=rng)
+
+
+def passes(data):
+    while True:
+        yield from data
+
+
+@pytest.mark.parametrize(
+    ("made", "moving"),
+    [(lambda: noise(torch.Generator()), "rng"), (lambda: passes([1, 2]), "from")],
+)
+def test_a_generator_that_stands_where_it_stood_has_moved_by_what_it_holds(given, made, moving):
+    given.task.endless = made()
+    next(given.task.endless)
+    state = PythonState(given)
+    assert state.change(within=True) is None
+    next(given.task.endless)
+    assert state.change() is None and state.change(within=True) == f"Trained.endless.{moving}"
+
+
 def test_an_iterator_that_hides_its_position_is_always_a_change(given):
     given.task.hidden = map(lambda x, y: x + y, [1], [2])
     state = PythonState(given)

@@ -26,6 +26,7 @@ from tpukit.hardware.python_values import (
     MISSING,
     PLAIN,
     entry_name,
+    held_in,
     is_buffer,
     is_data_set,
     is_namespace,
@@ -265,6 +266,7 @@ class PythonState:
         elif kind in GENERATORS or issubclass(kind, Iterator):
             self._moving.append((name, value))
             yield kind.__name__, getattr(value, "__dict__", None)
+            yield from ((entry_name(name, key), held) for key, held in held_in(value).items())
         elif issubclass(kind, ModuleType):
             yield from self._keep_names(value) if of_user(value.__name__) else ()
         elif issubclass(kind, type):

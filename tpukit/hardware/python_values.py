@@ -168,6 +168,13 @@ def set_state(generator: Any, marked: bytes) -> None:
         generator.set_state(torch.from_numpy(state) if is_of_torch else state)
 
 
+def held_in(iterator: Any) -> dict[str, Any]:
+    """What a generator function's iterator holds: it stands at the same place in each round."""
+    if not isinstance(iterator, GeneratorType) or iterator.gi_frame is None:
+        return {}
+    return {**iterator.gi_frame.f_locals, "from": iterator.gi_yieldfrom}
+
+
 def _position(value: Iterator[Any]) -> Any:
     """How far an iterator is; one that cannot say is never where it was."""
     if isinstance(value, GeneratorType):
