@@ -6,6 +6,7 @@ import pytest
 from disks import mounted
 from runs import TINY, VIRTUAL_TPU, failure, here, latest, result, started, tpukit, wait_until
 
+from tpukit.cli import _named
 from tpukit.train.run_folder import RunFolder, locked
 
 BASE = ["train", "--task", TINY, "--hw", "cpu", "--max-steps", "4", "--ckpt-every", "2"]
@@ -71,6 +72,13 @@ def test_control_characters_of_a_value_do_not_reach_the_terminal(tmp_path):
 def test_nothing_is_left_of_a_run_that_never_began(tmp_path):
     failure(here(*BASE, "--results-dir", tmp_path / "run", "--set", "samples=0"))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_message_begins_with_the_option_of_the_longest_path():
+    """A run's folder within that of the data was said to be --data-path's."""
+    words = ["train", "--data-path", "/in/x", "--results-dir", "/in/x/run", "--epochs", "2"]
+    assert _named("The run in /in/x/run/fold-0 has", "", words).startswith("--results-dir: The run")
+    assert _named("/in/x/train.csv has", "", words) == "--data-path: /in/x/train.csv has"
 
 
 def test_bad_options_as_json(tmp_path):

@@ -323,7 +323,8 @@ def _named(message: str, hint: str, arguments: list[str]) -> str:
     """The message, beginning with the option whose file or folder it is about."""
     pairs, flags = [a.split("=", 1) for a in arguments if "=" in a], _flags(arguments)
     pairs += [list(pair) for pair in pairwise(arguments) if pair[0] not in flags]
-    for option, value in pairs:
+    # The longest: a run's folder may lie in that of the data.
+    for option, value in sorted(pairs, key=lambda pair: -len(pair[1])):
         is_path = "/" in value or bool(re.search(r"\.[a-z]\w*$", value)) or len(value) > NAME_MAX
         if option[2:] and option.startswith("--") and is_path and not value.startswith("-"):
             # A path is shown without double slashes: a URL loses one of its own.
