@@ -104,8 +104,7 @@ def read_held_out(folder: Path) -> HeldOut:
 
 
 def together(parts: Sequence[HeldOut]) -> HeldOut:
-    """The rows of several folds. Raises DataError for a sample that two of them have, or folds that
-    predict something else."""
+    """The rows of several folds. Raises DataError for folds that predict something else."""
     first = parts[0]
     for other in parts:
         if (other.target.kind, other.target.predicted) != (

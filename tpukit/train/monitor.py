@@ -184,10 +184,10 @@ class RunMonitor:
         self._parted = parted(self.learner.optimizer_state.parameters, self.backend)
         if self._parted and self.log:
             self.log.text(
-                f"Warning: ranks hold other values of {_shown(self._parted)}: a forward pass writes"
-                " there what it finds in its own rows (`max_norm`, statistics of a first batch);"
-                " rank 0's are validated and saved. Write it in `initialize`, or in `after_step`"
-                " from the rows of all ranks."
+                f"Warning: ranks hold other values of {_shown(self._parted)}: the task writes there"
+                " what it finds in its own rows (`max_norm`, statistics of a first batch, a step of"
+                " an optimizer of its own); rank 0's are validated and saved. Write it in"
+                " `initialize`, or in `after_step` from the rows of all ranks."
             )
 
     @property
