@@ -112,7 +112,7 @@ def test_the_images_that_are_tested_are_those_meant(shapes, trained, tmp_path):
         given = {"data_path": folder, "out": tmp_path / "out", **options}
         tpukit_api.evaluate(trained, hw="cpu", log=lines.append, **given)
         rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
-        return rows, [line for line in lines if line.startswith("warning")]
+        return rows, [line for line in lines if line.startswith("Warning")]
 
     with pytest.raises(DataError, match=r"'000000' is .*/test/000000\.png or .*/valid/") as caught:
         tested(data="test_labels.csv")
