@@ -66,6 +66,8 @@ def test_a_training_file_with(train, name: str) -> None:  # type: ignore[no-unty
     ("options", "text"),
     [
         (["--model", "gpt5"], "invalid size"),
+        (["--model", "./data"], "are given with --init ./data"),
+        (["--model", "gpt5", "--tokenizer", ""], "invalid size"),  # before the tokenizer's download
         (["--tokenizer", "nowhere.json"], "No tokenizer at nowhere.json"),
         (["--init", "./nowhere"], "nothing there"),
         (["--lora-rank", "4", "--set", "lora_targets=wte"], "an adapter of one alone"),

@@ -12,7 +12,7 @@ from tpukit.hardware.backend import AdamSettings
 from tpukit.io.ranges import DECAY, LARGEST_COUNT, SEED, Range, setting
 from tpukit.tasks.llm.data.prompt import PromptStyle
 from tpukit.tasks.llm.data.rows import Columns
-from tpukit.tasks.llm.model.sizes import SIZES
+from tpukit.tasks.llm.model.sizes import SIZES, parse_model_size
 from tpukit.train.task import Preset, TrainingDefaults
 
 FROM_SCRATCH = "scratch"
@@ -123,6 +123,8 @@ class SummarizeConfig:
         if self.rejected_column and self.loss_on_prompt:
             yield "loss_on_prompt: of preferences the completions alone are learned."
         self.style.check()
+        if self.init in (None, FROM_SCRATCH):
+            parse_model_size(self.model)
 
     @property
     def style(self) -> PromptStyle:

@@ -4,6 +4,7 @@ import re
 import tomllib
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from tpukit.errors import ConfigError
@@ -34,6 +35,11 @@ def parse_model_size(text: str) -> dict[str, Any]:
         return {name: value for name, value in named_sizes()[text].items() if name != "hub"}
     match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
     if text not in GPT2_SIZES and not match:
+        if "/" in text or Path(text).is_dir():
+            raise ConfigError(
+                f"--model {text!r} is not the name of a model.",
+                f"Weights in a directory or on the hub are given with --init {text}.",
+            )
         raise ConfigError(
             f"--model {text!r}: invalid size.",
             f"Choose {', '.join(SIZES)}, or LAYERSxHEADSxWIDTH such as 6x6x384.",
