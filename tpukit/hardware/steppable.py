@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tpukit.errors import UsageError
 from tpukit.hardware.first_state import TriedOptimizer
@@ -69,11 +70,13 @@ def _needs_closure(optimizer: Any) -> bool:
         places.append(tried.weights.detach().clone())
         return tried.weights.sum()
 
-    with torch.random.fork_rng(devices=[]), suppress(Exception):
-        tried = TriedOptimizer(optimizer, group, like, 0)
-        start = tried.weights.detach().clone()
-        tried.step(evaluated)
-        works = True
-        TriedOptimizer(optimizer, group, like, 0).step()
-        works = False
-    return works or len(places) > 1 or any(not torch.equal(place, start) for place in places)
+    # On values, within a trace too.
+    with _disable_current_modes(), torch.random.fork_rng(devices=[]):
+        with suppress(Exception):
+            tried = TriedOptimizer(optimizer, group, like, 0)
+            start = tried.weights.detach().clone()
+            tried.step(evaluated)
+            works = True
+            TriedOptimizer(optimizer, group, like, 0).step()
+            works = False
+        return works or len(places) > 1 or any(not torch.equal(place, start) for place in places)

@@ -195,12 +195,14 @@ class FSDP(SingleProcess):
         *,
         half: torch.dtype | None = None,
         sync_batchnorm: bool = False,
+        compared: int = COMPARED_PASSES,
     ) -> None:
-        """half: autocast's precision; None: it is off."""
+        """half: autocast's precision; None: it is off. compared: passes in which the ranks compare
+        which layers they call; of a trace, which has no other ranks, 0."""
         # Without a place `fully_shard` moves the model.
         super().__init__(place or (lambda model: model), sync_batchnorm=sync_batchnorm)
         self.mesh, self.half = mesh, half
-        self._left, self._compares = COMPARED_PASSES, False
+        self._left, self._compares = compared, False
         self._defers = place is None
         self._deferred: Deferred | None = None
         """What makes the large tensors of the model that was made last."""

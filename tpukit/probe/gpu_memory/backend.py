@@ -40,7 +40,8 @@ class RecordedBackend(EagerBackend):
         gpu.native_bf16, gpu.recomputes = native_bf16, recomputes
         parallel = SingleProcess(lambda model: model)
         if devices > 1:
-            parallel = FSDP(mesh, half=HALVES.get(precision)) if mesh else RecordedDDP(recorder)
+            half = HALVES.get(precision)
+            parallel = FSDP(mesh, half=half, compared=0) if mesh else RecordedDDP(recorder)
         super().__init__(
             "gpu", gpu, precision, Collectives(), parallel, _update(precision), compiles=False
         )
