@@ -89,20 +89,16 @@ def prediction(
 
     Raises what is known before a device is opened.
     """
-    from tpukit.io.tables import is_table_name, read_table
+    from tpukit.io.tables import read_table
     from tpukit.train.checks import expect
     from tpukit.train.metric_names import parse_metrics
-    from tpukit.train.metrics import CORRELATIONS, NUMBERS, PROBABILITIES
+    from tpukit.train.metrics import is_of_values
     from tpukit.train.submission import DEFAULT_OUT, match_sample, mean_of, write_submission
     from tpukit.train.task import overrides
 
     runs = [trained, *others]
     here = with_files_here(options)
-    if here.out is not None and is_table_name(here.out) and here.out.suffix.lower() != ".csv":
-        name = here.out.name
-        raise ConfigError(
-            f"--out {name}: predictions are written as CSV.", f"--out {name.partition('.')[0]}.csv"
-        )
+    _require_csv(here.out)
     requests = [_request(each, here, own) for each in runs]
     weights = weights or options.shares(len(runs))
     if others:
@@ -131,10 +127,8 @@ def prediction(
             return {}
         if others:
             log(f"The mean of {len(runs)} runs.")
-        metrics = parse_metrics(requests[0].run.train_config.get("metric"))
-        raw = bool(metrics) and metrics[0].name in {*PROBABILITIES, *NUMBERS, *CORRELATIONS}
-        out = here.out or DEFAULT_OUT
-        fields = write_submission(mean, out, sample, log, cuts, raw=raw)
+        raw = is_of_values(parse_metrics(requests[0].run.train_config.get("metric")))
+        fields = write_submission(mean, here.out or DEFAULT_OUT, sample, log, cuts, raw=raw)
         return {"task": trained.task.name, **plain(fields)}
 
     def written(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
@@ -146,6 +140,17 @@ def prediction(
         return fields
 
     return predicted
+
+
+def _require_csv(out: Path | None) -> None:
+    """Raises ConfigError for another kind of table."""
+    from tpukit.io.tables import is_table_name
+
+    if out is not None and is_table_name(out) and out.suffix.lower() != ".csv":
+        raise ConfigError(
+            f"--out {out.name}: predictions are written as CSV.",
+            f"--out {out.name.partition('.')[0]}.csv",
+        )
 
 
 def _rows_of(

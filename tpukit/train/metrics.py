@@ -61,6 +61,11 @@ CORRELATIONS = {"pearson": "pearsonr", "spearman": "spearmanr"}
 """Functions of scipy."""
 
 
+def is_of_values(names: Sequence[MetricName]) -> bool:
+    """Whether the first of a run's metrics is of probabilities or numbers, not of decisions."""
+    return bool(names) and names[0].name in {*PROBABILITIES, *NUMBERS, *CORRELATIONS}
+
+
 def named_metrics(
     names: Sequence[MetricName], rows: Mapping[str, Array], target: Target | None = None
 ) -> dict[str, float]:

@@ -195,11 +195,7 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
     )  # fmt: skip
     batches = check_batch_plan(task.plan(datasets.train, settings), task.plan, backend.devices)
     if isinstance(batches, StreamPlan) and backend.world_size > 1:
-        part = task.shard(datasets.train, backend.rank, backend.world_size)
-        if part is not None:
-            batches.split(part, backend.rank, backend.world_size)
-        else:
-            batches.require_alike(backend.all_gather_objects)
+        _share_stream(batches, task, datasets, backend)
     total = config.max_steps or math.ceil((config.epochs or 1) * batches.steps_per_epoch())
     return RunPlan(
         **{**vars(request), "task": task},
@@ -220,6 +216,15 @@ def plan_run(request: TrainingRequest, backend: Backend, *, resumes: bool = Fals
         operations_per_sample=operations,
         choice=choice,
     )
+
+
+def _share_stream(batches: StreamPlan, task: Task, datasets: Datasets, backend: Backend) -> None:
+    """Gives each rank the part of a stream that the task has for it, or its rows of the whole."""
+    part = task.shard(datasets.train, backend.rank, backend.world_size)
+    if part is None:
+        batches.require_alike(backend.all_gather_objects)
+    else:
+        batches.split(part, backend.rank, backend.world_size)
 
 
 def _steps_per_pass(batches: BatchPlan, datasets: Datasets) -> Fraction | None:
