@@ -11,6 +11,7 @@ from tpukit.train.checkpoint_writer import BackgroundWriter
 from tpukit.train.evaluation import validation_scores
 from tpukit.train.learner import BadStep
 from tpukit.train.monitor import RunMonitor
+from tpukit.train.non_finite import non_finite_step
 from tpukit.train.requests import TrainingResult
 from tpukit.train.run_state import RunState
 
@@ -183,7 +184,7 @@ class Engine:
         """Raises NonFiniteLossError for the first step whose loss or gradient was not finite."""
         if bad is not None:
             self.writer.wait()  # the checkpoint that the error names
-            self.monitor.fail(bad, self._saved_step)
+            raise non_finite_step(self.plan, self.backend, bad, self._saved_step)
 
     def validate(self) -> dict[str, float]:
         """Metrics on every validation sample, with the EMA weights where they are kept."""

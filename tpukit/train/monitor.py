@@ -9,7 +9,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 
@@ -18,8 +18,7 @@ from tpukit.hardware.profiling import profile
 from tpukit.io.progress import Progress
 from tpukit.io.units import format_bytes, format_duration, three_digits
 from tpukit.train.goodput import Goodput
-from tpukit.train.learner import BadStep, Learner, StepMetrics
-from tpukit.train.non_finite import non_finite_step
+from tpukit.train.learner import Learner, StepMetrics
 from tpukit.train.plan import RunPlan
 from tpukit.train.python_watch import PythonWatch
 from tpukit.train.replicas import parted
@@ -272,10 +271,6 @@ class RunMonitor:
         if self.log is not None:
             (self.log.text if shown else self.log.note)(text)
         return shown
-
-    def fail(self, bad: BadStep, saved: int) -> NoReturn:
-        """Ends a run with the error of a bad step; `saved`: the step of the last checkpoint."""
-        raise non_finite_step(self.plan, self.learner, bad, saved)
 
     def facts(self) -> str:
         """Loss, rate, memory, device load and compilations in one line."""
