@@ -231,12 +231,14 @@ def _keep_standard_library(folders: Iterable[str]) -> None:
 def _forget_namesakes(folder: str) -> None:
     """Drops what another of these folders gave under a name that this one has too (`model`)."""
     own = {path.stem for path in Path(folder).glob("*") if path.suffix == ".py" or path.is_dir()}
-    for other, before in _folders.items():
-        for name, module in [*sys.modules.items()]:
-            file = getattr(module, "__file__", None) or ""
-            is_others = file.startswith(other + os.sep) and not file.startswith(folder + os.sep)
-            if is_others and name.partition(".")[0] in own and name not in before:
-                del sys.modules[name]
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        others = (
+            file.startswith(other + os.sep) and name not in before
+            for other, before in _folders.items()
+        )
+        if any(others) and not file.startswith(folder + os.sep):
+            del sys.modules[name]
 
 
 class StandardLibraryFirst(MetaPathFinder):
