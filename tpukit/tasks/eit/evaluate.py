@@ -21,10 +21,8 @@ from tpukit.train.requests import EvaluationRequest
 
 Images = NDArray[np.float32]
 
-SHOWN = 40
-"""Most frames in pictures."""
 ROWS = 8
-"""Most frames of one picture."""
+"""Most frames in the picture."""
 CALIBRATION = (
     "The simulation's ranges of contrast, size and noise were chosen after looking at the measured "
     "voltages of these sets."
@@ -99,7 +97,7 @@ def _report(
         if frames.xs is not None
         for metric, values in measure_all(way.images, frames.xs).items()
     }
-    _draw(frames, ways, measured, out)
+    _draw(frames, ways, measured, Path(result["picture"]))
     if frames.xs is None:
         log(f"{frames.title}: no metrics, as not every file has an image (`xs`) to compare with.")
     else:
@@ -119,28 +117,15 @@ def _report(
         log("RMSE, all frames, as published: one root over all frames.")
         if frames.real:
             log(CALIBRATION)
-    more = f" (more frames: {out / 'more'})" if len(frames.names) > ROWS else ""
-    log(f"Picture: {result['picture']}{more}; predictions: {result['predictions']} (and .mat)")
+    log(f"Picture: {result['picture']}; predictions: {result['predictions']} (and .mat)")
     return result
 
 
 def _draw(
-    frames: TestSet, ways: list[Reconstructed], measured: dict[str, Values], out: Path
+    frames: TestSet, ways: list[Reconstructed], measured: dict[str, Values], path: Path
 ) -> None:
-    """`reconstructions.png` with the first frames; those after them in the folder `more`."""
-    for old in (out / "more").glob("reconstructions-*.png"):
-        old.unlink()
-    count = min(SHOWN, len(frames.names))
-    for start in range(0, count, ROWS):
-        rows = slice(start, min(start + ROWS, count))
-        name = f"more/reconstructions-{start // ROWS + 1}.png" if start else "reconstructions.png"
-        (out / name).parent.mkdir(exist_ok=True)
-        _draw_rows(frames, ways, measured, rows, out / name)
-
-
-def _draw_rows(
-    frames: TestSet, ways: list[Reconstructed], measured: dict[str, Values], rows: slice, path: Path
-) -> None:
+    """A picture of the first frames."""
+    rows = slice(0, ROWS)
     columns: dict[str, Images] = {} if frames.xs is None else {"truth": frames.xs[rows]}
     # The baselines stand between the truth and ours.
     ordered = [w for w in ways if w.suffix in {"_baseline", "_noser"}][:1]
@@ -151,8 +136,7 @@ def _draw_rows(
         for way in ordered
         if measured
     }
-    count = len(frames.names)
-    drawn = f"frames {rows.start + 1} to {rows.stop} of {count:,}"
-    drawn += "; more in more/" * (rows.start == 0 and count > ROWS)
-    caption = f"{frames.title}, {drawn}." + (f" {CALIBRATION}" if frames.real else "")
-    draw_grid(path, columns, frames.names[rows], notes, caption)
+    names = frames.names[rows]
+    caption = f"{frames.title}, frames 1 to {len(names)} of {len(frames.names):,}."
+    caption += f" {CALIBRATION}" if frames.real else ""
+    draw_grid(path, columns, names, notes, caption)

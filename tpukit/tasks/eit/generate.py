@@ -41,7 +41,7 @@ CHUNK_SAMPLES = 200
 JOURNAL = ".simulation"
 """Folder of `settings.json`, beside the splits."""
 BYTES_OF_IMAGE = 4 * 128 * 128
-SIMULATOR_VERSION = 1
+SIMULATOR_VERSION = 2
 """Raised whenever the same seed gives other samples."""
 NOISE = Range(0, 200, whole=False)
 """What each end of the noise may be."""

@@ -73,7 +73,7 @@ class EITTask(Task):
         root = existing_data_path(Path(self.settings.data_path))
         normalisation = self.normalisation or data_normalisation(root)
         train, valid = (open_split(root, name, normalisation) for name in ("train", "valid"))
-        digests = f"{train.samples.digest()} {valid.samples.digest()}"
+        digests = f"{train.samples.digest} {valid.samples.digest}"
         return Datasets(
             train,
             valid,
@@ -82,20 +82,9 @@ class EITTask(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        # Runs without these entries were trained with l2, and without a refinement.
-        loss = {"loss": "l1"} if self.settings.error is torch.abs else {}
-        refinement = {"refinement": True} if self.settings.network.refinement_channels else {}
-        return {"size": self.settings.size, **loss, **refinement}
-
-    def as_recorded(self, identity: Mapping[str, Any]) -> Self:
-        earlier = {"loss": "l2", "refinement": False}
-        settings = asdict(self.settings)
-        missing = {
-            name: value
-            for name, value in earlier.items()
-            if settings[name] is None and name not in identity
-        }
-        return type(self)(normalisation=self.normalisation, **{**settings, **missing})
+        loss = "l1" if self.settings.error is torch.abs else "l2"
+        refinement = self.settings.network.refinement_channels > 0
+        return {"size": self.settings.size, "loss": loss, "refinement": refinement}
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         if NORMALISATION_FILE not in artifacts:

@@ -1,3 +1,4 @@
+import errno
 import io
 import os
 import pickle
@@ -119,13 +120,6 @@ def test_a_run_keeps_its_normalisation_where_the_data_has_another(source, tmp_pa
     assert (task.datasets().train.normalisation.std < 1).all()
 
 
-def test_a_missing_path_is_an_error_where_data_is_there(source):
-    Path("data").symlink_to(source)
-    with pytest.raises(DataError, match="no data at elsewhere"):
-        open_split("elsewhere", "test")
-    assert len(open_split("data", "test")) == 2
-
-
 # -- the data's identity ---------------------------------------------------------------------------
 
 
@@ -145,14 +139,7 @@ def test_packed_and_read_samples_have_the_same_digest(tmp_path, monkeypatch):
     files = list_samples(folder)
     packed_samples = load_samples(files)
     monkeypatch.setattr(packed, "UNPACKED_FILES", 12)
-    assert load_samples(files).digest() == packed_samples.digest()
-
-
-def test_the_digest_of_a_pack_is_computed_once(tmp_path, monkeypatch):
-    files = list_samples(write_samples(tmp_path / "data" / "train", 12))
-    digest = load_samples(files).digest()
-    monkeypatch.setattr(packed, "_digest", None)
-    assert load_samples(files).digest() == digest
+    assert load_samples(files).digest == packed_samples.digest
 
 
 DAMAGES = {
@@ -177,23 +164,21 @@ def flipped(content: bytes) -> bytes:
 def test_a_damaged_pack_is_built_again(tmp_path, name, damage):
     files = list_samples(write_samples(tmp_path / "data" / "train", 12))
     samples = load_samples(files)
-    digest = samples.digest()
+    digest = samples.digest
     DAMAGES[damage](Path(samples.xs.filename).with_name(name))
     again = load_samples(files)
     check_samples(again, 12)
-    assert again.digest() == digest == packed._digest(again.ys, again.xs)
+    assert again.digest == digest == packed._digest(again.ys, again.xs)
 
 
 def test_a_copied_pack_is_used_as_it_is(tmp_path, monkeypatch):
     """A data set that was saved with its pack, as Kaggle does."""
     files = list_samples(write_samples(tmp_path / "data" / "train", 12))
-    digest = load_samples(files).digest()
+    digest = load_samples(files).digest
     for path in (tmp_path / "data" / ".packed").rglob("*.npy"):
         os.utime(path)
     monkeypatch.setattr(packed, "_build", None)
-    assert load_samples(files).digest() == digest
-    monkeypatch.setattr(packed, "_digest", None)
-    assert load_samples(files).digest() == digest, "its content is read once"
+    assert load_samples(files).digest == digest
 
 
 # -- normalisation ---------------------------------------------------------------------------------
@@ -272,7 +257,11 @@ def test_read_only_data_is_packed_in_the_cache_folder(tmp_path, monkeypatch):
 
 def test_without_any_room_files_are_read_into_memory(tmp_path, monkeypatch, capsys):
     folder = write_samples(tmp_path / "data" / "train", 12)
-    monkeypatch.setattr(packed.shutil, "disk_usage", lambda path: type("Full", (), {"free": 0}))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
     samples = load_samples(list_samples(folder))
     check_samples(samples, 12)
     assert not isinstance(samples.xs, np.memmap)
@@ -372,11 +361,14 @@ BAD_FILES = {
     "truncated": (saved(ys=YS, xs=XS)[:-3000], ["not an .npz"]),
     "flipped": (
         saved(ys=YS, xs=XS)[:40_000] + b"!" + saved(ys=YS, xs=XS)[40_001:],
-        ["`xs`", "damaged"],
+        ["not an .npz of plain numbers", "xs.npy"],
     ),
     "pickle": (pickle.dumps({"ys": YS}), ["not an .npz"]),
-    "array": (single_array(), ["single array"]),
-    "pickled field": (saved(ys=np.array([Trap()], object), xs=XS), ["`ys`", "pickled", "never"]),
+    "array": (single_array(), ["not an .npz"]),
+    "pickled field": (
+        saved(ys=np.array([Trap()], object), xs=XS),
+        ["plain numbers", "allow_pickle=False"],
+    ),
     "no ys": (saved(xs=XS), ["no field `ys`", "it has: xs"]),
     "no xs": (saved(ys=YS), ["no field `xs`"]),
     "ys shape": (saved(ys=YS[:200], xs=XS), ["`ys`", "(200, 1)", "(208,)"]),

@@ -46,7 +46,7 @@ def simulated(x, y):
         return np.linalg.norm(points - (x, y), axis=-1) - 0.25
 
     model = forward_model(10.2)
-    sigma = mixture(negative_share(inside(model.mesh.nodes)[model.mesh.corners]), 20.0)
+    sigma = mixture(negative_share(inside(model.mesh.nodes)[model.mesh.triangles.T]), 20.0)
     image = (inside(pixel_centres(SIDE)).reshape(SIDE, SIDE) < 0).astype(np.float32)
     return image, model.change(sigma)
 

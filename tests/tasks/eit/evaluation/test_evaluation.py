@@ -13,11 +13,9 @@ from scipy.io import loadmat
 
 from tpukit import evaluate as evaluate_api
 from tpukit.errors import DataError
-from tpukit.tasks.eit import evaluate
 from tpukit.tasks.eit.data.dataset import Normalisation
-from tpukit.tasks.eit.data.measured import TestSet, check_units, open_test_set
+from tpukit.tasks.eit.data.measured import check_units, open_test_set
 from tpukit.tasks.eit.data.voltages import SYMMETRIES
-from tpukit.tasks.eit.evaluate import Reconstructed
 from tpukit.tasks.eit.generate import SimulatedData, make_dataset
 from tpukit.tasks.eit.pictures import draw_grid
 from tpukit.tasks.eit.task import EITTask
@@ -87,17 +85,16 @@ def test_predictions_in_both_formats(tested, place):
     assert mean == pytest.approx(tested[0]["metrics"]["correlation"], abs=1e-5)
 
 
-def test_pictures_have_eight_rows_and_the_rest_has_its_own(place, tmp_path):
-    train = place / "data" / "train"
-    command = ("test", "--run", place / "run", "--hw", "cpu", "--data-path", train,
+def test_the_picture_has_the_first_frames_and_one_frame_no_intervals(place, tmp_path):
+    command = ("test", "--run", place / "run", "--hw", "cpu", "--data-path", place / "data/train",
                "--sampling-steps", 1, "--out", tmp_path, "--json")  # fmt: skip
-    done = tpukit(*command, "--limit", 9)
-    first, rest = imread(result(done)["picture"]), tmp_path / "more" / "reconstructions-2.png"
-    assert 300 < first.shape[0] < 1700 and first.std() > 0.05 and imread(rest).shape[0] < 500
-    assert f"more frames: {rest.parent}" in done.stderr
-    # One of two frames, after that, leaves no picture of before.
-    fields = result(tpukit(*command, "--limit", 1))
-    assert not rest.exists() and fields["intervals"] == {}
+    heights = []
+    for limit in (9, 1):
+        fields = result(tpukit(*command, "--limit", limit))
+        picture = imread(fields["picture"])
+        heights.append(picture.shape[0])
+        assert picture.std() > 0.05 and (fields["intervals"] == {}) is (limit == 1)
+    assert 1000 < heights[0] < 1700 and heights[1] < 500
 
 
 @pytest.mark.slow
@@ -154,23 +151,6 @@ def test_measurements_are_turned_where_the_network_follows(tmp_path, symmetry):
                   "--sampling-steps", 1, "--out", tmp_path / "out", "--json")  # fmt: skip
     assert result(done)["metrics"]["correlation_single"] > 0.5
     assert ("the network sees none of them" in done.stderr) is symmetry.mirrored
-
-
-@pytest.mark.slow
-def test_a_run_from_before_the_refinement_goes_on_and_is_tested(place, tmp_path):
-    """Its settings do not name the refinement, nor does its checkpoint."""
-    words = ["train", "--size", "tiny", "--hw", "cpu", "--data-path", place / "data",
-             "--results-dir", tmp_path / "run", "--global-batch-size", 2, "--accumulate", 1,
-             "--set", "schedule=constant", "--json"]  # fmt: skip
-    result(tpukit(*words, "--max-steps", 1, "--set", "refinement=false"))
-    config = tmp_path / "run" / "config.toml"
-    text = config.read_text()
-    assert "refinement = false\n" in text
-    config.write_text(text.replace("refinement = false\n", ""))
-    assert result(tpukit(*words, "--max-steps", 2))["steps"] == 2
-    done = tpukit("test", "--run", tmp_path / "run", "--hw", "cpu", "--sampling-steps", 1,
-                  "--limit", 2, "--out", tmp_path / "out", "--json")  # fmt: skip
-    assert result(done)["samples"] == 2
 
 
 def slow(*values):
@@ -261,24 +241,6 @@ def test_the_pictures_colours_have_a_scale(tmp_path):
     margin = imread(tmp_path / "grid.png")[-110:, :, :3]
     assert (margin[..., 0] > margin[..., 2] + 0.5).any()
     assert (margin[..., 2] > margin[..., 0] + 0.3).any()
-
-
-def test_every_frame_is_drawn_or_the_picture_says_which(monkeypatch, tmp_path):
-    drawn = []
-    monkeypatch.setattr(
-        evaluate, "draw_grid",
-        lambda path, columns, names, notes, caption: drawn.append((path.name, len(names), caption)),
-    )  # fmt: skip
-    for count in (2, 50):
-        names = [str(n) for n in range(count)]
-        images = np.zeros((count, 128, 128), np.float32)
-        frames = TestSet("a set", names, np.zeros((count, 208), np.float32), images, real=False)
-        evaluate._draw(frames, [Reconstructed("ours", "", images)], {}, tmp_path)
-    assert drawn[:2] == [
-        ("reconstructions.png", 2, "a set, frames 1 to 2 of 2."),
-        ("reconstructions.png", 8, "a set, frames 1 to 8 of 50; more in more/."),
-    ]
-    assert drawn[-1] == ("reconstructions-5.png", 8, "a set, frames 33 to 40 of 50.")
 
 
 def test_a_checkpoint_is_tested_with_the_normalisation_beside_its_folder(tmp_path, monkeypatch):

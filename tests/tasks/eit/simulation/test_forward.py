@@ -1,7 +1,5 @@
 """The mesh and the forward model against analytic and other solvers' answers."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 from scipy import sparse
@@ -62,10 +60,6 @@ def test_gradients_are_exact_for_linear_functions():
     np.testing.assert_allclose(slopes, np.broadcast_to([2.0, -3.0], slopes.shape), atol=1e-10)
 
 
-def test_refinement_quadruples_the_nodes():
-    assert 3.5 < len(disk_mesh(10.2, 2).nodes) / len(disk_mesh(10.2).nodes) < 4.5
-
-
 def concentric(radius, sigma, degrees=10.2, panels=24, harmonics=3000):
     """Voltages of a concentric disk in closed form: Fourier series, constant current densities on
     `panels` parts of each electrode."""
@@ -97,13 +91,12 @@ def background():
 
 
 def background_of(model):
-    nodes = len(model.mesh.nodes)
-    return measure_drives(model.inverse[nodes:, nodes:] @ drive_currents())
+    return measure_drives(model.background[-16:])
 
 
 def disk_sigma(mesh, radius, sigma):
     outside = np.linalg.norm(mesh.nodes, axis=1) - radius
-    return mixture(negative_share(outside[mesh.corners]), sigma)
+    return mixture(negative_share(outside[mesh.triangles.T]), sigma)
 
 
 def relative(found, expected):
@@ -145,23 +138,6 @@ def test_reciprocity(degrees):
         voltages = (background_of(model) + model.change(sigma)).reshape(16, 13)
         np.put_along_axis(square, measured_pairs(), voltages, axis=1)
         assert np.abs(square - square.T).max() < 2e-13 * np.abs(square).max()
-
-
-def under_an_electrode(model):
-    return np.where(model.mesh.centroids[:, 1] > 0.6, 5.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    "sigma_of", [*(partial(random_sigma, index=n) for n in range(6)), under_an_electrode]
-)
-def test_change_by_sources_on_the_outline_equals_a_full_solve(sigma_of):
-    model = forward_model(10.2)
-    sigma, nodes = sigma_of(model), len(model.mesh.nodes)
-    right = np.zeros((nodes + 16, 16))
-    right[nodes:] = drive_currents()
-    voltages = measure_drives(np.linalg.solve(model.system(sigma), right)[nodes:])
-    full = voltages - background_of(model)
-    assert np.abs(model.change(sigma) - full).max() < 1e-10 * np.abs(full).max()
 
 
 def test_nothing_in_the_tank_changes_nothing():

@@ -40,7 +40,7 @@ WINDOWS_ACROSS = 4
 """Windows along each side of the grid."""
 Floats = NDArray[np.floating[Any]]
 RIDGE = 1e-2
-"""Added to the diagonal of the normalised voltages' second moments, whose own is 1."""
+"""Penalty a sample on the weights; the normalised voltages' second moments are 1."""
 MAX_SAMPLES = 2000
 """More change the fit little: it has 208 inputs."""
 
@@ -333,21 +333,14 @@ def initialise(network: Network) -> None:
 def fit_images(data: SampleSource, side: int) -> tuple[Floats, Floats]:
     """Ridge regression of images, averaged down to side x side, on flattened voltage maps: weight
     (pixels, map entries) and bias (pixels,)."""
+    from sklearn.linear_model import Ridge
+
     chosen = np.unique(np.linspace(0, len(data) - 1, min(len(data), MAX_SAMPLES)).astype(int))
     samples = [data[int(index)] for index in chosen]
-    maps = np.stack([np.ravel(sample["voltages"]) for sample in samples])
+    maps = np.stack([np.ravel(sample["voltages"]) for sample in samples]).astype(np.float64)
     images = np.stack([shrunk(sample["image"][0], side).ravel() for sample in samples])
-    return ridge_regression(maps.astype(np.float64), images)
-
-
-def ridge_regression(inputs: Floats, outputs: Floats) -> tuple[Floats, Floats]:
-    """Least squares with a penalty of `RIDGE` on the weights of centred inputs: weight, bias."""
-    mean_in, mean_out = inputs.mean(0), outputs.mean(0)
-    centred = inputs - mean_in
-    moments = centred.T @ centred / len(inputs) + RIDGE * np.eye(inputs.shape[1])
-    weight = np.linalg.solve(moments, centred.T @ (outputs - mean_out) / len(inputs)).T
-    bias = mean_out - weight @ mean_in
-    return weight.astype(np.float32), bias.astype(np.float32)
+    found = Ridge(alpha=RIDGE * len(maps)).fit(maps, images)
+    return found.coef_.astype(np.float32), found.intercept_.astype(np.float32)
 
 
 def shrunk(image: Floats, side: int) -> Floats:

@@ -201,9 +201,9 @@ def sigma_on(mesh: DiskMesh, inclusions: list[Inclusion]) -> Array:
         level = np.ones(len(mesh.nodes))
         level[near] = one.level(mesh.nodes[near])
         negative = level < 0
-        first, second, third = mesh.corners
+        first, second, third = mesh.triangles.T
         touched = np.flatnonzero(negative[first] | negative[second] | negative[third])
-        share = negative_share(level[mesh.corners[:, touched]])
+        share = negative_share(level[mesh.triangles[touched].T])
         sigma[touched] *= mixture(share, one.sigma)
     return sigma
 
