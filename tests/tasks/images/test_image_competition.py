@@ -154,6 +154,7 @@ def test_the_validation_is_that_of_a_test_without_the_damaged_files(competition,
     assert state["best"]["macro_f1"] == last["valid_macro_f1"]
 
 
+@pytest.mark.slow
 def test_the_predictions_of_several_runs_are_averaged(competition, trained, tmp_path):
     other = tmp_path / "other"
     result(train(competition, other, "--set", "damaged=skip", "--set", "fold=1", "--lr", "0.01"))

@@ -114,7 +114,7 @@ def test_the_images_that_are_tested_are_those_meant(shapes, trained, tmp_path):
         rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
         return rows, [line for line in lines if line.startswith("Warning")]
 
-    with pytest.raises(DataError, match=r"'000000' is .*/test/000000\.png or .*/valid/") as caught:
+    with pytest.raises(DataError, match=r"'000000' is .*/test/000000\.png or .*/train/") as caught:
         tested(data="test_labels.csv")
     assert "--set folder=NAME" in caught.value.hint
     rows, _ = tested(data="test_labels.csv", settings={"folder": "test"})

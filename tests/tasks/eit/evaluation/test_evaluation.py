@@ -85,16 +85,12 @@ def test_predictions_in_both_formats(tested, place):
     assert mean == pytest.approx(tested[0]["metrics"]["correlation"], abs=1e-5)
 
 
-def test_the_picture_has_the_first_frames_and_one_frame_no_intervals(place, tmp_path):
-    command = ("test", "--run", place / "run", "--hw", "cpu", "--data-path", place / "data/train",
-               "--sampling-steps", 1, "--out", tmp_path, "--json")  # fmt: skip
-    heights = []
-    for limit in (9, 1):
-        fields = result(tpukit(*command, "--limit", limit))
-        picture = imread(fields["picture"])
-        heights.append(picture.shape[0])
-        assert picture.std() > 0.05 and (fields["intervals"] == {}) is (limit == 1)
-    assert 1000 < heights[0] < 1700 and heights[1] < 500
+def test_the_picture_has_the_first_eight_frames(place, tmp_path):
+    done = tpukit("test", "--run", place / "run", "--hw", "cpu", "--data-path",
+                  place / "data/train", "--sampling-steps", 1, "--out", tmp_path, "--limit", 9,
+                  "--json")  # fmt: skip
+    picture = imread(result(done)["picture"])
+    assert 1000 < picture.shape[0] < 1700 and picture.std() > 0.05
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def test_shrinking_averages_cells():
 
 
 def test_a_fresh_network_predicts_the_linear_image():
-    data = samples(600)
+    data = samples(300)
     task = EITTask(size="tiny")
     side = task.settings.network.learned_side
     model = task.build_model(FakeBackend())

@@ -79,10 +79,7 @@ class ValueRange:
 
     @classmethod
     def from_json(cls, content: bytes) -> Self:
-        return cls.from_fields(json.loads(content))
-
-    @classmethod
-    def from_fields(cls, found: Mapping[str, Any]) -> Self:
+        found = json.loads(content)
         return cls(found["low"], found["high"], tuple(found["kinds"]))
 
     def to_json(self) -> bytes:

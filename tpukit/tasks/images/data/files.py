@@ -4,13 +4,12 @@ Damaged files are found by their headers before a run starts. A whole header say
 pixels: what else is damaged is met when it is decoded.
 """
 
-import hashlib
 import os
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import numpy as np
 from PIL import Image
 
 from tpukit.errors import DataError
-from tpukit.io.folders import JsonCache, cache_folder
 from tpukit.io.process import is_first_rank
 from tpukit.io.progress import Progress
 from tpukit.tasks.images.data.depth import (
@@ -92,8 +90,6 @@ SHOWN = 10
 THREADS = 16
 """They wait for the disk, or the network, most of the time."""
 AT_ONCE = 2048
-FORMAT = 1
-"""Version of what the cache keeps."""
 MANY = 5000
 """Files from which on the progress is shown."""
 MOST_SECONDS = 60.0
@@ -133,22 +129,16 @@ def check_headers(
 def find_range(*parts: Sequence[str], known: ValueRange | None, skip: bool) -> ValueRange:
     """The scale of a data set's files of more than 8 bits; see `check_headers` for damaged ones.
 
-    The first rank looks at the files, before the others, which find what it found in the cache.
+    The first rank looks at the files before the others, which find their extremes in the cache.
     """
-    files = [file for part in parts for file in part]
-    cache = JsonCache(cache_folder() / "images", FORMAT)
-    key = {"names": hashlib.sha256(os.fsencode("\n".join(files))).hexdigest()}
-    if not is_first_rank():
-        if known is not None:
-            return known
-        if (found := cache.read(key)) is not None:
-            return ValueRange.from_fields(found)
+    if known is not None and not is_first_rank():
+        return known
     kinds = check_headers(*parts, skip=skip)
     if known is not None:
         return known
+    files = [file for part in parts for file in part]
     unread = [f for f in files if not (f in kinds or f.lower().endswith(SHALLOW_SUFFIXES))]
     values, line = range_of(kinds, unread)
-    cache.write(key, asdict(values))
     if line is not None and is_first_rank():
         print(line, file=sys.stderr, flush=True)
     return values

@@ -14,7 +14,6 @@ import hashlib
 import os
 import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,8 +127,6 @@ def find_training_images(
     if table is not None:
         folder = named_folder(config) or _existing(root, IMAGE_FOLDERS) or table.path.parent
         rows = labelled(table, config, known, config.features)
-        if config.id_column is None:
-            _require_own_images(rows, folder)
         features = features_of(rows, config, config.features)
         train = labelled_images(rows, folder, features)
         tables = (table_file(table.path.parent, name) for name in VALIDATION_FOLDERS)
@@ -148,26 +145,6 @@ def find_training_images(
         train.labels, fold=config.fold, folds=config.folds, fraction=config.valid_fraction
     )
     return train.split(chosen)
-
-
-def _require_own_images(rows: LabelledTable, folder: Path) -> None:
-    """Raises DataError where rows share images by their ids, and another column names an image for
-    each: numbers such as a width or a class may name images too."""
-    table, apart = rows.table, ("", rows.id_column, *rows.target.of_table)
-    if len({*rows.ids}) == len(rows.ids):
-        return
-    for name in (name for name in map(plain_name, table.columns) if name not in apart):
-        if len({*table.column(name)}) < len(table.rows):
-            continue
-        with suppress(DataError):
-            files_of(table, name, folder)
-            break
-    else:
-        return
-    raise DataError(
-        f"{table.path}: by {rows.id_column} several rows have one image, by {name} each its own.",
-        f"Name the column of the images: --set id_column={name}, or {rows.id_column}.",
-    )
 
 
 def labelled_images(
@@ -338,35 +315,29 @@ def files_of(table: Table, column: str, folder: Path) -> list[str]:
     files = image_files(folder)
     paths = [os.path.relpath(file, folder) for file in files]
     names = [os.path.basename(file) for file in files]  # noqa: PTH119 - a million paths
-    by_name: dict[str, str] = {}
-    second: dict[str, str] = {}
+    by_name: dict[str, list[str]] = {}
     for spellings in (paths, _stems(paths), names, _stems(names)):
-        own: dict[str, str] = {}
+        own: dict[str, list[str]] = {}
         for name, file in zip(spellings, files, strict=True):
-            if name not in by_name and own.setdefault(name, file) is not file:
-                second[name] = file
-        by_name |= own
+            own.setdefault(name, []).append(file)
+        by_name = own | by_name  # a path is itself, whatever else has its name
     given = table.column(column)
     ids = [name if name in by_name else _below(name, folder) for name in given]
-    if any(name not in by_name for name in ids):
+    if others := {*ids} - {*by_name}:
         # In other letters (1.JPG), of another Unicode form, as file systems write them, or with
         # blanks around.
         plain: dict[str, set[str]] = {}
-        for name, file in by_name.items():
-            plain.setdefault(plain_name(name).lower(), set()).add(file)
-        for name in {*ids} - {*by_name}:
-            if found := sorted(plain.get(plain_name(name).lower(), ())):
-                by_name[name] = found[0]
-                if len(found) > 1:
-                    second[name] = found[1]
+        for name, found in by_name.items():
+            plain.setdefault(plain_name(name).lower(), set()).update(found)
+        by_name |= {name: sorted(plain.get(plain_name(name).lower(), ())) for name in others}
     for row, name in enumerate(ids):
-        if name in second:
+        if len(by_name[name]) > 1:
             raise DataError(
-                f"{table.where(row)}: {name!r} is {by_name[name]} or {second[name]}.",
+                f"{table.where(row)}: {name!r} is {by_name[name][0]} or {by_name[name][1]}.",
                 "Name the folder of the images with --set folder=NAME, or write ids with folder"
                 " and suffix.",
             )
-    missing = [(row, given[row]) for row, name in enumerate(ids) if name not in by_name]
+    missing = [(row, given[row]) for row, name in enumerate(ids) if not by_name[name]]
     if missing:
         row, name = missing[0]
         more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -375,7 +346,7 @@ def files_of(table: Table, column: str, folder: Path) -> list[str]:
             "Name the folder of the images with --set folder=NAME (of predict: --data-path), or the"
             " column of the ids with --set id_column=NAME.",
         )
-    return [by_name[name] for name in ids]
+    return [by_name[name][0] for name in ids]
 
 
 def _below(name: str, folder: Path) -> str:
