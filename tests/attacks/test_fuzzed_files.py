@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from fuzzed_inputs import ALL_BYTES, SAMPLE, TRACE, mutated
+from fuzzed_inputs import SAMPLE, TRACE, mutated
 from hypothesis import HealthCheck, given, seed, settings
 
 from tpukit.errors import TpukitError
@@ -23,10 +23,9 @@ Attack = Callable[[Path, bytes], Any]
 
 
 def _csv(path: Path, content: bytes) -> None:
-    from tpukit.tasks.llm.data.rows import extra_columns, read_rows
+    from tpukit.tasks.llm.data.rows import read_rows
 
     path.write_bytes(content)
-    extra_columns(path)
     list(read_rows(path, summaries=True))
 
 
@@ -91,10 +90,8 @@ def _sample(path: Path, content: bytes) -> None:
 def _tokenizer(path: Path, content: bytes) -> None:
     from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer
 
-    for suffix in (".tiktoken", ".json"):
-        path.with_suffix(suffix).write_bytes(content)
-        with contextlib.suppress(TpukitError):
-            load_tokenizer(str(path.with_suffix(suffix)))
+    path.with_suffix(".json").write_bytes(content)
+    load_tokenizer(str(path.with_suffix(".json")))
 
 
 def _table(path: Path, content: bytes) -> None:
@@ -145,11 +142,10 @@ def _test_set(path: Path, content: bytes) -> None:
 def _token_cache(path: Path, content: bytes) -> None:
     """A damaged cache is built again: its tokens are those of the file."""
     from tpukit.tasks.llm.data.token_cache import open_token_cache
-    from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer
+    from tpukit.tasks.llm.data.tokenizer_choice import train_tokenizer
 
     path.with_suffix(".csv").write_bytes(b"id,dialogue,summary\n1,a b,c\n")
-    path.with_suffix(".tiktoken").write_bytes(ALL_BYTES)
-    tokenizer = load_tokenizer(str(path.with_suffix(".tiktoken")))
+    tokenizer = train_tokenizer([], 300)
     with patch.dict(os.environ, TPUKIT_CACHE_DIR=str(path.parent)):
         opened = open_token_cache(path.with_suffix(".csv"), tokenizer, 64).example(0)
         expected = opened[0].tolist(), opened[1]

@@ -89,7 +89,8 @@ def peft_config(fields: Mapping[str, Any], lm: Any) -> Any:
     count = lm.config.get_text_config().num_hidden_layers
     if last >= count:
         raise ConfigError(
-            f"lora_layers: there is no layer {last}.", f"The model has layers 0 to {count - 1}."
+            f"adapter: layers_to_transform: there is no layer {last}.",
+            f"The model has layers 0 to {count - 1}.",
         )
     if "fan_in_fan_out" not in fields and fields["peft_type"] == "LORA":
         fields["fan_in_fan_out"] = any(isinstance(m, Conv1D) for m in lm.modules())

@@ -43,14 +43,13 @@ from tpukit.tasks.llm.data.token_cache import (
     file_digest,
     open_token_cache,
 )
-from tpukit.tasks.llm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_from_bytes
+from tpukit.tasks.llm.data.tokenizer import Tokenizer, has_tokenizer
 from tpukit.tasks.llm.data.tokenizer_choice import (
     load_tokenizer,
     trained_tokenizer,
 )
 from tpukit.tasks.llm.generate import GeneratedDialogues
 from tpukit.tasks.llm.generation.decoding import Decoding
-from tpukit.tasks.llm.model.old_runs import OldRun
 from tpukit.tasks.llm.model.sizes import GPT2_SIZES, parse_model_size
 from tpukit.tasks.llm.predict import Log, checked_job, predict_run
 from tpukit.tasks.llm.preferences import preference_loss
@@ -62,7 +61,6 @@ from tpukit.tasks.llm.settings import (
     FROM_SCRATCH,
     LORA_LR,
     PRESETS,
-    PROMPTING,
     RECORDED,
     SummarizeConfig,
 )
@@ -86,7 +84,7 @@ if TYPE_CHECKING:  # a second's import, of transformers
     from tpukit.tasks.llm.model.rows import Rows
 
 Array = np.ndarray[Any, Any]
-TOKENIZER_FILE = "tokenizer.tiktoken"
+TOKENIZER_FILE = "tokenizer_files.json"
 MODEL_FILE = "model.json"
 ADAPTER_FILE = "adapter.json"
 
@@ -112,7 +110,6 @@ class SummarizeTask(Task):
     metric_names: ClassVar[Mapping[str, str]] = {
         "rouge1": "ROUGE-1 ↑", "rouge2": "ROUGE-2 ↑", "rougeL": "ROUGE-L ↑",
         "exact_match": "exact match ↑",
-        "names_copied": "names copied ↑", "unseen_names_copied": "unseen names copied ↑",
     }  # fmt: skip
     selftest: ClassVar[Mapping[str, Any]] = {
         "model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256,
@@ -125,8 +122,6 @@ class SummarizeTask(Task):
     }
     is_restored = False
     """Whether it is a run's, whose weights are loaded into what `build_model` returns."""
-    old: OldRun | None = None
-    """How to read the weights of a run from before models were transformers'."""
 
     def __init__(self, **settings: Any) -> None:
         """Settings are the fields of `SummarizeConfig`."""
@@ -288,10 +283,7 @@ class SummarizeTask(Task):
             return None
         from tpukit.tasks.llm.model.load import read_pretrained, require_vocabulary
 
-        named = self._named
-        given = None if self.settings.init is None else self.settings.model
-        size = None if given == SummarizeConfig.model else given
-        found = read_pretrained(named, self.settings.block_size, size)
+        found = read_pretrained(self._named, self.settings.block_size)
         require_vocabulary(found, self.tokenizer)
         return found
 
@@ -381,22 +373,16 @@ class SummarizeTask(Task):
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         from tpukit.tasks.llm.model.load import Shape
 
-        tokenizer = tokenizer_from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE)
-        recorded = json.loads(artifacts[MODEL_FILE])
-        own = replace(self.settings, lora_init=None)
-        old = None if "fields" in recorded else OldRun(recorded, own.adapter_fields())
-        known = {"adapter": None} if old else {}
+        known: dict[str, Any] = {
+            "tokenizer": Tokenizer.from_bytes(artifacts[TOKENIZER_FILE]),
+            "shape": Shape(**json.loads(artifacts[MODEL_FILE])),
+            "is_restored": True,
+        }
         if ADAPTER_FILE in artifacts:
             known["adapter"] = json.loads(artifacts[ADAPTER_FILE])
         if self.settings.weights != "nf4":  # which a checkpoint has not
             known["pretrained"] = None
-        return self._with(
-            tokenizer=tokenizer,
-            shape=Shape(**(recorded if old is None else old.shape())),
-            is_restored=True,
-            old=old,
-            **known,
-        )
+        return self._with(**known)
 
     def for_probing(self) -> Self:
         if self.settings.init not in (None, FROM_SCRATCH):
@@ -439,16 +425,8 @@ class SummarizeTask(Task):
     def identity(self) -> dict[str, Any]:
         # Files move between sessions: their names are kept, not their paths.
         files = ("init", "tokenizer", "valid_file")
-        default = SummarizeConfig()
-        return {
-            **{
-                name: getattr(self.settings, name)
-                for name in (*RECORDED, *PROMPTING)
-                # Runs from before these settings had none of them.
-                if name not in PROMPTING or getattr(self.settings, name) != getattr(default, name)
-            },
-            **{name: Path(getattr(self.settings, name) or "").name for name in files},
-        }
+        recorded = {name: getattr(self.settings, name) for name in RECORDED}
+        return recorded | {name: Path(getattr(self.settings, name) or "").name for name in files}
 
     # -- a trained run ----------------------------------------------------------------------------
     def _loaded(
@@ -458,8 +436,7 @@ class SummarizeTask(Task):
 
         model = language_model(self, ops, unpacked=unpacked)
         own = {n: t for n, t in weights.items() if not n.startswith("reference.")}
-        read = own if self.old is None else self.old.renamed(own)
-        load_weights(model, read, "the checkpoint")
+        load_weights(model, own, "the checkpoint")
         return model
 
     def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:

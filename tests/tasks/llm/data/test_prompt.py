@@ -12,7 +12,7 @@ from tiny_qwen import write_tokenizer
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.llm.data.prompt import PromptFormat, PromptStyle
 from tpukit.tasks.llm.data.rows import Columns, Row, read_rows
-from tpukit.tasks.llm.data.tokenizer import ASKED, tokenizer_from_bytes
+from tpukit.tasks.llm.data.tokenizer import ASKED, Tokenizer
 from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer
 from tpukit.tasks.llm.evaluate import has_references, read_references, score_rows
 from tpukit.tasks.llm.task import SummarizeTask
@@ -49,7 +49,7 @@ def test_tokens_are_those_of_transformers(folder: Path) -> None:
     assert ours.decode([*ours.encode("Ann came."), ours.end, 5]) == "Ann came."
     assert ours.end == theirs.eos_token_id
     assert theirs.eos_token_id not in ours.encode("Ann <|end|>"), "texts have no special tokens"
-    again = tokenizer_from_bytes(ours.to_bytes(), "the test")
+    again = Tokenizer.from_bytes(ours.to_bytes())
     assert again == ours and again.to_bytes() == ours.to_bytes()
 
 
@@ -232,24 +232,8 @@ CLOSES = CHATML.replace("{% generation %}{{ m.content }}", "{% generation %}{{ m
                         "{% if '<think>' in m.content %}</think>{% endif %}")  # fmt: skip
 
 
-def test_an_answer_that_the_template_goes_on_with_learns_its_end(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path, chat=CLOSES)
-    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
-    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900, turns)
-    said = [MESSAGES[1], {"role": "assistant", "content": "<think>Ann?"}, MESSAGES[3]]
-    example = formats.example(Row(1, "1", json.dumps(said), "Bob"))
-    assert example is not None and example.learned is not None
-    learned = np.array(example.tokens)[example.learned]
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert theirs.decode(learned) == "<think>Ann?<|im_end|>Bob<|im_end|>"
-
-
-ASKS_IF_EMPTY = CHATML.replace("{{ m.content }}<|im_end|>{% end", "{{ m.content or '?' }}<|im_end|>"
-                               "{% end", 1)  # fmt: skip
-
-
-@pytest.mark.parametrize("template", [CHATML, ZEPHYR, THINKS, ASKS_IF_EMPTY])
-@pytest.mark.parametrize("said", ["", "  ", "</think>", "<think>\nWho?</think>\n", "\n  Ann "])
+@pytest.mark.parametrize("template", [CHATML, ZEPHYR, THINKS, CLOSES])
+@pytest.mark.parametrize("said", ["<think>\nWho?</think>\nAnn", "<think>Ann?", "\n  Ann "])
 def test_an_earlier_answer_is_learned_as_transformers_masks_it(
     tmp_path: Path, template: str, said: str
 ) -> None:
@@ -266,9 +250,7 @@ def test_an_earlier_answer_is_learned_as_transformers_masks_it(
     assert example is not None and example.learned is not None
     count = len(example.tokens)
     assert example.tokens == whole["input_ids"][:count]
-    own = [*map(int, example.learned)]
-    if not (template == ASKS_IF_EMPTY and not said):  # the template says it
-        assert own == whole["assistant_masks"][:count]
+    assert [*map(int, example.learned)] == whole["assistant_masks"][:count]
 
 
 def test_an_answer_after_a_template_has_the_tokens_of_the_whole_text(tmp_path: Path) -> None:
@@ -340,7 +322,6 @@ def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> No
 def test_long_answers_are_learned_where_they_fit(
     folder: Path, asked: int, said: int, kept: tuple[int, int] | None
 ) -> None:
-    """Dialogues' summaries may take 30 %; whose answers are long asks for them."""
     style = PromptStyle(Columns("text", "answer", None), "{text}?")
     formats = PromptFormat(load_tokenizer(str(folder)), 40, style)
     example = formats.example(Row(1, "1", "1" * asked, "2" * said))

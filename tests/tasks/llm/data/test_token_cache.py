@@ -50,7 +50,7 @@ def test_long_summaries_are_counted(tmp_path: Path, tokenizer: Tokenizer, write_
     cache = open_token_cache(write_csv(tmp_path / "t.csv", COLUMNS, rows), tokenizer, 64)
     assert (len(cache), cache.skipped) == (2, 1)
     only = write_csv(tmp_path / "u.csv", COLUMNS, rows[1:2])
-    with pytest.raises(DataError, match="completions of over 30% of 64"):
+    with pytest.raises(DataError, match="completions of over half of 64"):
         open_token_cache(only, tokenizer, 64)
 
 
@@ -107,9 +107,9 @@ def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
     code = (
         "import sys; from pathlib import Path;"
         "from tpukit.tasks.llm.data.token_cache import open_token_cache;"
-        "from tpukit.tasks.llm.data.tokenizer import tokenizer_from_bytes;"
+        "from tpukit.tasks.llm.data.tokenizer import Tokenizer;"
         f"content = Path({str(tmp_path / 'tokenizer')!r}).read_bytes();"
-        "tokenizer = tokenizer_from_bytes(content, 'the test');"
+        "tokenizer = Tokenizer.from_bytes(content);"
         f"open_token_cache(Path({str(files.train)!r}), tokenizer, 256)"
     )
     child = subprocess.Popen([sys.executable, "-c", code])

@@ -1,25 +1,17 @@
-"""The tokenizer: any text comes back; files of tiktoken and of directories; what is none."""
+"""The tokenizer: any text comes back; files and directories; what is none."""
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tpukit.errors import DataError
 from tpukit.tasks.llm.data.prompt import first_tokens
 from tpukit.tasks.llm.data.rows import Columns
-from tpukit.tasks.llm.data.tokenizer import (
-    END_OF_TEXT,
-    GPT2_PATTERN,
-    Tokenizer,
-    tokenizer_from_bytes,
-    tokenizer_of_ranks,
-)
+from tpukit.tasks.llm.data.tokenizer import END_OF_TEXT, Tokenizer
 from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer, trained_tokenizer
 
 TEXT = "Ann: it's 5 o'clock, isn't it? 😀\r\n  Bob:  <|endoftext|>"
@@ -29,43 +21,18 @@ def whole_of(tokenizer: Tokenizer) -> Any:
     return json.loads(tokenizer.files["tokenizer.json"])
 
 
-@pytest.fixture(scope="session")
-def ranks(tokenizer: Tokenizer) -> dict[bytes, int]:
-    """Of the trained tokenizer, as tiktoken has them."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
-    vocabulary = whole_of(tokenizer)["model"]["vocab"]
-    return {bytes(map(byte_of.__getitem__, text)): rank for text, rank in vocabulary.items()}
-
-
-def lines_of(ranks: dict[bytes, int]) -> bytes:
-    return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items())
-
-
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text())
-def test_any_text_comes_back_with_the_tokens_of_tiktoken(
-    tokenizer: Tokenizer, ranks: dict[bytes, int], text: str
-) -> None:
-    theirs = tiktoken.Encoding(
-        "test", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 511}
-    )
-    tokens = theirs.encode_ordinary(text)
-    for ours in (tokenizer, tokenizer_of_ranks(lines_of(ranks), "the test")):
-        assert ours.encode(text) == tokens and ours.end == 511 not in tokens
-        assert ours.decode(tokens) == text
+def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+    tokens = tokenizer.encode(text)
+    assert tokenizer.end == 511 not in tokens and tokenizer.decode(tokens) == text
 
 
-@pytest.mark.parametrize("name", ["a.tiktoken", "ended.tiktoken", "tokenizer.json", "."])
-def test_files_round_trip(
-    tmp_path: Path, tokenizer: Tokenizer, ranks: dict[bytes, int], name: str
-) -> None:
-    (tmp_path / "a.tiktoken").write_bytes(lines_of(ranks))
-    (tmp_path / "ended.tiktoken").write_bytes(lines_of({**ranks, END_OF_TEXT.encode(): 511}))
+@pytest.mark.parametrize("name", ["tokenizer.json", "."])
+def test_files_round_trip(tmp_path: Path, tokenizer: Tokenizer, name: str) -> None:
     (tmp_path / "tokenizer.json").write_text(tokenizer.files["tokenizer.json"])
     read = load_tokenizer(str(tmp_path / name))
-    for again in (read, tokenizer_from_bytes(read.to_bytes(), "the test")):
+    for again in (read, Tokenizer.from_bytes(read.to_bytes())):
         assert again.vocabulary_size == tokenizer.vocabulary_size == 512
         assert again.encode(TEXT) == tokenizer.encode(TEXT) and again.ends == tokenizer.ends
         assert again.decode([*tokenizer.encode(TEXT), tokenizer.end, 1]) == TEXT
@@ -139,7 +106,7 @@ def test_special_tokens_in_texts_are_text_in_every_model(tmp_path: Path, kind: s
     ours = load_tokenizer(str(tmp_path))
     assert ours.encode("Ann [x] came.") == theirs.encode("Ann [x] came.").ids
     pad, end = (theirs.token_to_id(text) for text in ("<pad>", "<eos>"))
-    for text in ("Ann <eos> [x]", "<eos>", "<pad> <unk>", "Who? \uff1ceos\uff1e"):
+    for text in ("Ann <eos> [x]", "<eos>", "<pad> <unk>"):
         assert not {pad, end} & {*ours.encode(text)}
         tokens = ours.encode_parts(["Be: ", text, "<eos>"])
         assert pad not in tokens and tokens.index(end) == len(tokens) - 1
@@ -157,9 +124,6 @@ def test_a_long_text_is_read_no_further_than_needed(tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.tiktoken", b"not base64 at all", "line 1"),
-        ("x.tiktoken", b"YQ== -1\n", "line 1"),
-        ("x.tiktoken", b"YQ== 0\n", "255 of the 256"),
         ("x.json", b"{}", "Cannot read the tokenizer of .*x.json"),
         (".", b"", "Cannot read the tokenizer of "),
     ],

@@ -17,14 +17,11 @@ from tpukit.tasks.llm.data.token_cache import file_digest
 from tpukit.tasks.llm.data.tokenizer import (
     END_OF_TEXT,
     Tokenizer,
-    of_no_model,
-    tokenizer_from_bytes,
-    tokenizer_of_ranks,
 )
 
 BRING_A_FILE = (
-    "Bring the file along: `tokenizer.json` of the Hugging Face repository `gpt2` (or a `.tiktoken`"
-    " file) and give it with --tokenizer FILE; --tokenizer train needs no network at all."
+    "Bring the file along: `tokenizer.json` of the Hugging Face repository `gpt2`, and give it with"
+    " --tokenizer FILE; --tokenizer train needs no network at all."
 )
 ROWS_FOR_TOKENIZER = 50_000
 """Most rows that a tokenizer is trained on: more change it little."""
@@ -34,31 +31,28 @@ def trained_tokenizer(
     csv_path: Path, vocabulary_size: int, columns: Columns = DIALOGUES
 ) -> Tokenizer:
     """A tokenizer trained on the file, kept in the cache by content and size."""
-    path = cache_folder() / "tokenizers" / f"{file_digest(csv_path)[:32]}-{vocabulary_size}.json"
-    if columns != DIALOGUES:
-        names = hashlib.sha256(json.dumps(columns.names).encode()).hexdigest()
-        path = path.with_stem(f"{path.stem}-{names[:32]}")
+    parts = json.dumps([file_digest(csv_path), vocabulary_size, columns.names])
+    name = hashlib.sha256(parts.encode()).hexdigest()[:32]
+    path = cache_folder() / "tokenizers" / f"{name}.json"
     with exclusive(path.with_suffix(".lock"), wait=True):
         if not path.exists():
             rows = islice(read_rows(csv_path, summaries=True, columns=columns), ROWS_FOR_TOKENIZER)
             texts = (text for row in rows for text in (row.dialogue, row.summary))
             write_file(path, train_tokenizer(texts, vocabulary_size).to_bytes())
-        return tokenizer_from_bytes(path.read_bytes(), str(path))
+        return Tokenizer.from_bytes(path.read_bytes())
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """`gpt2`, a .tiktoken or tokenizer.json file, or a model's directory. Raises `DataError`."""
+    """`gpt2`, a tokenizer.json file, or a model's directory. Raises `DataError`."""
     if name == "gpt2":
         return _gpt2()
     path = Path(name)
     try:
-        if path.suffix == ".tiktoken":
-            return tokenizer_of_ranks(require_regular(path).read_bytes(), name)
         return Tokenizer.read(path if path.is_dir() else require_regular(path))
     except OSError as error:
         raise DataError(
             f"No tokenizer at {path}: {error.strerror}.",
-            "--tokenizer takes gpt2, train, a .tiktoken or tokenizer.json file, or a directory.",
+            "--tokenizer takes gpt2, train, a tokenizer.json file, or a directory.",
         ) from error
 
 
@@ -73,7 +67,7 @@ def _gpt2() -> Tokenizer:
             f" ({type(error).__name__}).",
             BRING_A_FILE,
         ) from error
-    return of_no_model(Path(file).read_text(encoding="utf-8"), "gpt2")
+    return _of_no_model(Path(file).read_text(encoding="utf-8"), "gpt2")
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
@@ -93,4 +87,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
     )
     whole.train_from_iterator(iter(texts), trainer)
     whole.add_special_tokens([END_OF_TEXT])
-    return of_no_model(whole.to_str(), "the trained tokenizer")
+    return _of_no_model(whole.to_str(), "the trained tokenizer")
+
+
+def _of_no_model(text: str, source: str) -> Tokenizer:
+    return Tokenizer({"tokenizer.json": text}, source, of_no_model=True)

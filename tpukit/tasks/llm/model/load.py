@@ -28,7 +28,6 @@ WHAT_INIT_TAKES = (
 )
 LARGEST_PADDING = 128
 """Rows a vocabulary may have beyond its tokens: 50257 is rounded up to 50304."""
-SIZE_FIELDS = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 OTHER_HEADS = ("att", "classifier", "summary", "layer")
 """Parts of the names of rates of dropout that are not of embeddings and branches."""
 
@@ -106,12 +105,6 @@ def set_dropout(config: PretrainedConfig, rate: float) -> None:
         setattr(config, name, rate if name in own else 0.0)
 
 
-def checked_length(asked: int, config: PretrainedConfig, source: str) -> int:
-    """The context's length: at most the positions of the weights, which have them all."""
-    known = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return asked if known is None else min(asked, known)
-
-
 def require_vocabulary(pretrained: Pretrained, tokenizer: Tokenizer) -> None:
     """Raises `ConfigError` where the tokenizer's tokens are not those of the weights."""
     have, want = pretrained.shape.vocabulary_size, tokenizer.text_size
@@ -124,11 +117,8 @@ def require_vocabulary(pretrained: Pretrained, tokenizer: Tokenizer) -> None:
 
 
 # -- directories and the hub ---------------------------------------------------------------------
-def read_pretrained(source: str, block_size: int, size: str | None = None) -> Pretrained:
-    """A local directory, else one of the hub; size: what `--model` says it is.
-
-    Raises `DataError` for what cannot be read, `ConfigError` for another size.
-    """
+def read_pretrained(source: str, block_size: int) -> Pretrained:
+    """A local directory, else one of the hub. Raises `DataError` for what cannot be read."""
     path = Path(source).expanduser()
     if not path.is_dir():
         if path.is_file() or not is_on_hub(source):
@@ -147,18 +137,9 @@ def read_pretrained(source: str, block_size: int, size: str | None = None) -> Pr
     except (OSError, ValueError) as error:
         raise DataError(f"Cannot read {path / 'config.json'}: {error}.", WHAT_INIT_TAKES) from error
     config = config_of(fields, str(path / "config.json"))
-    if size is not None:
-        asked = config_of(parse_model_size(size), size)
-        own, others = (
-            [getattr(of.get_text_config(), name, None) for name in SIZE_FIELDS]
-            for of in (config, asked)
-        )
-        if own != others:
-            raise ConfigError(
-                f"--model {size} is not the size of {source} ({'x'.join(map(str, own))}).",
-                "Leave --model out: --init brings its size along.",
-            )
-    return Pretrained(shape_of(config, checked_length(block_size, config, source)), path, source)
+    # The weights have all positions.
+    known = getattr(config.get_text_config(), "max_position_embeddings", None) or block_size
+    return Pretrained(shape_of(config, min(block_size, known)), path, source)
 
 
 # -- models --------------------------------------------------------------------------------------
