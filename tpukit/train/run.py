@@ -50,7 +50,7 @@ from tpukit.train.run_state import RunState, load_run_state
 from tpukit.train.streams import StreamPlan
 from tpukit.train.task import overrides
 from tpukit.train.tracking import start_tracker
-from tpukit.train.user_code import code_warnings
+from tpukit.train.user_code import calls_of_the_loop
 
 
 def train_run(
@@ -299,7 +299,7 @@ def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
     command = plan.command if "tpukit " in plan.command else None
     log.event("session", step=learner.steps_done, command=command, model=model, device=device)
     log.text(f"Running on: {device}")
-    for warning in code_warnings(plan.task.loss, backend.unwrap(learner.model)):
+    for warning in calls_of_the_loop(plan.task.loss):
         log.text(warning)
     log.text(f"Model: {model}")
     if learner.ema and (copied := learner.ema.copied_floats):
