@@ -226,11 +226,10 @@ def test_decoupled_decay_and_clipping_equal_plain_torch(tmp_path):
     assert relative_difference(parameters(run), dict(model.named_parameters())) < 1e-5
 
 
-def test_bf16_check_and_profile(tmp_path):
+def test_a_profile_of_a_few_steps(tmp_path):
     run = tmp_path / "run"
-    done = tpukit(*BASE, "--max-steps", "10", "--results-dir", run, "--check-bf16", "--profile")
+    done = tpukit(*BASE, "--max-steps", "10", "--results-dir", run, "--profile")
     assert done.returncode == 0, done.stderr
-    assert "bf16 against fp32" in done.stdout and "fit for bf16" in done.stdout
     assert any(f.stat().st_size for f in (run / "profile").rglob("*") if f.is_file())
 
 

@@ -74,9 +74,3 @@ def test_ema_averages_statistics_and_copies_counts(reference):
     assert torch.equal(model["enter.1.num_batches_tracked"], torch.tensor(6))
     assert torch.equal(ema["enter.1.num_batches_tracked"], torch.tensor(6))
     assert torch.equal(ema["passes"], torch.tensor(6, dtype=torch.int16))
-
-
-def test_the_precision_check_leaves_statistics_alone(tmp_path, reference):
-    folder = tmp_path / "checked"
-    result(tpukit(*ARGUMENTS, "--hw", "cpu", "--check-bf16", "--results-dir", folder, "--json"))
-    assert same_bytes(folder, reference)

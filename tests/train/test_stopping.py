@@ -92,31 +92,6 @@ def test_a_time_limit_ends_the_first_step(tmp_path, steps_are_long):
     assert not list_checkpoints(RunFolder(tmp_path / "run").checkpoints)
 
 
-def told_by_a_long_run(folder, **settings):
-    """The lines of its first steps: it is ended in the third."""
-    lines = []
-    with pytest.raises(InterruptedRunError):
-        tpukit.fit(
-            Dropping(stop_at=12, pause=0.05), results_dir=str(folder), log=lines.append, hw="cpu",
-            max_steps=10**7, global_batch_size=16, accumulate=4, **settings,
-        )  # fmt: skip
-    return lines
-
-
-def test_the_second_step_says_how_long_the_run_takes(tmp_path):
-    lines = told_by_a_long_run(tmp_path / "run")
-    [line] = [line for line in lines if line.startswith("At this rate")]
-    assert "the other 9999998 steps take" in line and line.endswith("h.")
-
-
-def test_a_run_that_compiles_says_nothing_by_its_second_step(tmp_path, monkeypatch):
-    """Another shape of batch would be compiled in it."""
-    monkeypatch.setattr("torch.compile", lambda function, **_: function)
-    lines = told_by_a_long_run(tmp_path / "run", compile=True)
-    assert [line for line in lines if line.startswith("First step")]
-    assert not [line for line in lines if line.startswith("At this rate")]
-
-
 # -- validation ----------------------------------------------------------------------------------
 def validated(folder):
     return [row["step"] for row in read_metrics(RunFolder(folder)) if row["kind"] == "valid"]

@@ -179,11 +179,6 @@ def test_a_state_that_cannot_be_kept_is_read_again(train):
     assert resumed == whole and any("again" in line for line in lines)
 
 
-def test_the_precision_check_takes_no_sample_from_training(train):
-    plain, *_ = train(Streaming(), "plain")
-    assert train(Streaming(), "checked", check_bf16=True)[0] == plain
-
-
 def test_epochs_of_a_stream_cannot_be_counted(train):
     with pytest.raises(DataError, match="stream, whose length is not known") as caught:
         train(Streaming(), max_steps=None, epochs=2)

@@ -127,8 +127,6 @@ class TrainConfig(TaskSettings, HardwareOptions):
     """First moment decay of Adam and Lion."""
     beta2: float = setting(0.999, DECAY, decides=True)
     """Second moment decay of Adam; of Lion's one moment."""
-    check_bf16: bool = setting(False, panel=HARDWARE)
-    """Compare one step in bf16 and fp32 before training."""
     profile: bool = setting(False, panel=HARDWARE)
     """Write a trace of a few steps into the run folder."""
     resume: bool = setting(True, panel=RUN_FOLDER)

@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,11 +46,9 @@ class BatchSums:
         self._names: list[str] = []
         self._totals = torch.zeros(MOST_SUMS, device=backend.device)
 
-    def forward(
-        self, batch: Batch, known: list[str], autocast: AbstractContextManager[None] | None = None
-    ) -> tuple[list[str], Tensor]:
+    def forward(self, batch: Batch, known: list[str]) -> tuple[list[str], Tensor]:
         """Names of the metrics, and [total weight, weighted sum of each metric, 0 ...]."""
-        with autocast or self.backend.autocast(), self.inputs.watching(batch):
+        with self.backend.autocast(), self.inputs.watching(batch):
             returned = self.backend.call(self.model, self.task.loss, batch)
         outputs = check_loss(returned, self.task.loss, len(batch["mask"]))
         self.inputs.look_at(outputs)

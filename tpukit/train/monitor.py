@@ -33,10 +33,6 @@ HOST_BOUND = 0.8
 host-bound."""
 SHOWN_NAMES = 3
 """Number of names in a warning of parameters."""
-SHORT_RUN_SECONDS = 60.0
-"""Estimated duration up to which none is logged."""
-LONG_RUN_SECONDS = 12 * 3600.0
-"""Estimated duration from which on a shorter run is suggested."""
 UNPROFILED_STEPS, PROFILED_STEPS = 3, 3
 """First steps, which compile and warm caches, and steps after them that `--profile` traces."""
 LARGE_GRADIENT = 1e3
@@ -134,8 +130,6 @@ class RunMonitor:
         self.stalls.step()
         if (moving := self.python.step_done()) and self.log:
             self.log.text(moving)
-        if self.learner.steps_done == self._first_step + 2 and not self._compiles:
-            self._say_how_long()
         unexpected = self.watch.done("train", shapes_of(batches))
         if unexpected and self.log:
             text = f"step {self.learner.steps_done}: {unexpected} unexpected compilation(s)"
@@ -197,18 +191,6 @@ class RunMonitor:
     def _wait_for_device(self) -> None:
         """A GPU's steps go on after the call that began them; a value that is read is behind."""
         self.backend.to_host({"now": torch.zeros((), device=self.backend.device)})
-
-    def _say_how_long(self) -> None:
-        """The time of a long run by its second step: the first one loads a GPU's kernels."""
-        self._wait_for_device()
-        steps = self.plan.total_steps - self.learner.steps_done
-        left_seconds = steps * (time.monotonic() - self._started)
-        if left_seconds < SHORT_RUN_SECONDS:
-            return
-        text = f"At this rate the other {steps} steps take {format_duration(left_seconds)}."
-        if left_seconds > LONG_RUN_SECONDS and "quick" in self.plan.task.presets:
-            text += " --preset quick is made for this."
-        self.recurring(text)
 
     def show(self, *, news: bool = False) -> None:
         """Updates the progress line."""

@@ -102,11 +102,11 @@ class RunPlan(TrainingRequest):
     """The name of the form that memory chose among the task's, and the reason."""
 
     def step_batches(
-        self, backend: Backend, start: int, stop: int | None = None,
-        see: SeeBatch | None = None, position: bytes | None = None,
+        self, backend: Backend, start: int, see: SeeBatch | None = None,
+        position: bytes | None = None,
     ) -> StepBatches:  # fmt: skip
-        """The device batches of the steps from `start` (0 is the first) to `stop`, or the last."""
-        steps = range(start, self.total_steps if stop is None else stop)
+        """The device batches of the steps from `start` (0 is the first) on."""
+        steps = range(start, self.total_steps)
         sampler = PlannedMicroBatches(
             self.batches, steps, backend.rank, backend.world_size,
             lambda done: self.saves_after(done, self.total_steps),

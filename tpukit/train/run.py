@@ -28,7 +28,6 @@ from tpukit.train.learner import Learner
 from tpukit.train.module_state import listed
 from tpukit.train.monitor import RunMonitor
 from tpukit.train.plan import RunPlan, TrainingRequest, plan_run
-from tpukit.train.precision_check import compare_bf16
 from tpukit.train.report.page import RunReport
 from tpukit.train.requests import TrainingResult
 from tpukit.train.resume import (
@@ -165,10 +164,6 @@ def _train_from(
             send=folder.store.send_shard if is_apart else None,
         )  # fmt: skip
         stack.callback(writer.close)
-        if plan.config.check_bf16:
-            verdict = compare_bf16(state.learner, plan)
-            if run_log:
-                run_log.text(verdict)
         monitor = RunMonitor(plan, state.learner, run_log, goodput)
         engine = Engine(state, stop, monitor, writer)
         result = engine.run()

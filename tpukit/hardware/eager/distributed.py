@@ -302,7 +302,7 @@ class FSDP(SingleProcess):
         except (RuntimeError, AttributeError) as error:
             if self.half is not None and NOT_IN_HALF.search(str(error)):
                 raise UsageError(
-                    "--shard: the model computes in fp32 (`autocast(enabled=False)`, --check-bf16)"
+                    "--shard: the model computes in fp32 (`autocast(enabled=False)`)"
                     f" with weights that are gathered in half precision: {error}.",
                     "Use --precision fp32, or leave --shard out.",
                     id="shard",
