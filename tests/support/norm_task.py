@@ -1,11 +1,12 @@
 """A network with BatchNorm, upsampling, a head that no loss depends on and buffers of types that
-gloo does not send, on synthetic images."""
+gloo does not send, on synthetic images; a task that chooses all that it may."""
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
-from tpukit.train.task import Datasets, Task, TrainingDefaults, stack_samples
+from tpukit.train.task import Datasets, ParameterGroup, Task, TrainingDefaults, stack_samples
 
 
 class Images:
@@ -69,6 +70,68 @@ class Normalizing(Task):
     def probe_batches(self, settings):
         rows = settings.micro_rows
         return [stack_samples([Images(1)[0]] * rows, rows)]
+
+
+class Endless(IterableDataset):
+    """Images by their number, passes of 40; it can go on at any of them."""
+
+    def __init__(self) -> None:
+        self.place = self.first = 0
+
+    def __iter__(self):
+        first, self.first = self.first, 0
+        for index in range(first, 40):
+            self.place = index + 1
+            yield Images(40)[index]
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.first = state["place"]
+
+
+def area_under_curve(scores, labels) -> float:
+    """The part of (positive, negative) pairs that the scores put in order."""
+    positive, negative = scores[labels == 1], scores[labels == 0]
+    return float((positive[:, None] > negative[None]).mean())
+
+
+class Free(Normalizing):
+    """Chooses what a task may: a stream, an optimizer with rates of its own, a frozen layer, a
+    schedule, two validation sets and their metrics."""
+
+    name = "free"
+
+    def build_model(self, ops):
+        model = super().build_model(ops)
+        model.leave[0].requires_grad_(False)
+        return model
+
+    def datasets(self):
+        return Datasets(Endless(), {"near": Images(10), "far": Images(21)})
+
+    def parameter_groups(self, model, weight_decay):
+        trained = [p for p in model.parameters() if p.requires_grad]
+        return [
+            ParameterGroup([p for p in trained if p.ndim > 1], weight_decay, lr_scale=0.5),
+            ParameterGroup([p for p in trained if p.ndim == 1]),
+        ]
+
+    def build_optimizer(self, groups, settings):
+        return torch.optim.Adam([group.options() for group in groups], settings.lr)
+
+    def learning_rate(self, step, total_steps, config):
+        return config.lr * 0.9**step
+
+    def validation_rows(self, model, batch):
+        return {"score": model(batch["image"])[:, 0], "label": (batch["label"] > 0).long(),
+                "first": batch["image"][:, 0, 0, :2]}  # fmt: skip
+
+    def compute(self, rows):
+        assert rows["first"].shape[1:] == (2,)
+        return {"auc": area_under_curve(rows["score"], rows["label"]), "rows": len(rows["label"]),
+                "ordered": float(np.abs(np.diff(rows["first"][:, 0])).sum())}  # fmt: skip
 
 
 class Selecting(Normalizing):
