@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from tpukit.errors import UsageError
 from tpukit.hardware.backend import AfterStep, Backend, Batch
-from tpukit.hardware.modules import local, renormalized_weights
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import LossInputs
@@ -28,6 +27,7 @@ from tpukit.train.optimizer import (
     start_ema,
 )
 from tpukit.train.optimizer_state import OptimizerState
+from tpukit.train.passes import Passes
 from tpukit.train.task import Task, overrides
 from tpukit.train.user_code import place_of
 
@@ -157,22 +157,6 @@ class StepMetrics:
     bad: BadStep | None
 
 
-@dataclass(frozen=True)
-class BeforePasses:
-    """What passes of a step may change, from before them."""
-
-    buffers: dict[str, tuple[Tensor, Tensor]]
-    """By name the tensor, and a copy of it."""
-    versions: dict[str, tuple[Tensor, int]]
-    """Parameters, and the number of writes to each."""
-    copies: dict[str, Tensor]
-    """Of some of them."""
-
-    def moved(self) -> set[str]:
-        """Parameters that were written to since."""
-        return {n for n, (tensor, version) in self.versions.items() if tensor._version != version}
-
-
 class Learner:
     """A task's model on a backend, with its optimizer and EMA weights.
 
@@ -211,8 +195,7 @@ class Learner:
         self._interrupt: Callable[[int], bool] | None = None
         self._rates: list[Any] = []
         """Those of the last step."""
-        self._moved = renormalized_weights(backend.unwrap(model))
-        """Parameters that a forward pass has moved, or may move."""
+        self._passes = Passes(backend.unwrap(model))
         self._names: list[str] = []
         device = backend.device
         self.window = torch.zeros(MOST_SUMS, device=device)
@@ -278,13 +261,15 @@ class Learner:
     def _step(self, batches: Sequence[Batch], lr: float | Tensor, weight: float | Tensor) -> bool:
         """`train_step` at a rate, with the weight of the EMA's update."""
         interrupt = self._interrupt
-        before = None if interrupt is None else self.changed_by_passes()
+        before = None if interrupt is None else self._passes.before()
         for index, batch in enumerate(batches):
             first, last = index == 0, index == len(batches) - 1
             with self.backend.micro_batch(self.model, first=first, last=last) as backward:
                 self._names, part = self.sums.forward(batch, self._names)
                 unwanted = interrupt is not None and interrupt(index + 1)
-                if unwanted and before is not None and self.undo_passes(before):
+                if unwanted and before is not None and self._passes.undo(before):
+                    self._begin_anew()
+                    self.optimizer.zero_grad(set_to_none=True)
                     return False
                 sums = self.backend.all_reduce_sum(part.detach()) if first else part.detach()
                 self._choose_unit(sums[0], len(batch["mask"]))
@@ -292,7 +277,7 @@ class Learner:
                 # In place, so that every micro-batch is the same graph.
                 self._step_totals += part.detach()
         if before is not None:
-            self._moved |= before.moved()
+            self._passes.note(before)
         totals = sums if len(batches) == 1 else self.backend.all_reduce_sum(self._step_totals)
         # The gradient of a step in which nothing counts is zero.
         total = torch.where(totals[0] == 0, 1.0, totals[0])
@@ -323,58 +308,11 @@ class Learner:
         weight = torch.where(weight == 0, float(rows), weight)
         self._unit.copy_(torch.where(self._unit == 0, weight, self._unit))
 
-    def changed_by_passes(self, *, outside_of_step: bool = False) -> BeforePasses:
-        """What a forward pass may change: buffers, and parameters that one has moved before (a
-        teacher, an embedding with `max_norm`).
-
-        outside_of_step: all parameters, frozen ones where they are no larger than the others: what
-            is copied takes no more than a step's gradients and state do.
-        """
-        module = self.backend.unwrap(self.model)
-        known = dict(module.named_parameters())
-        copied = self._moved & known.keys()
-        if outside_of_step:
-            trained = {n for n, p in known.items() if p.requires_grad}
-            size, of_trained = (
-                sum(local(known[n]).nbytes for n in each) for each in (known, trained)
-            )
-            copied |= known.keys() if size <= 2 * of_trained else trained
-        return BeforePasses(
-            {name: (tensor, tensor.clone()) for name, tensor in module.named_buffers()},
-            {name: (p, p._version) for name, p in known.items()},
-            {name: known[name].detach().clone() for name in copied},
-        )
-
-    @torch.no_grad()
-    def undo_passes(self, before: BeforePasses) -> bool:
-        """Undoes the passes since `changed_by_passes` gave this; False where it cannot: they moved
-        parameters that none had moved before."""
-        moved = before.moved()
-        self._moved |= moved
-        if not moved <= before.copies.keys():
-            return False
-        self._put_back(before)
-        self._begin_anew()
-        self.optimizer.zero_grad(set_to_none=True)
-        return True
-
-    def _put_back(self, before: BeforePasses) -> None:
-        module = self.backend.unwrap(self.model)
-        for name, value in before.copies.items():
-            before.versions[name][0].copy_(value)
-        for name, (tensor, value) in before.buffers.items():
-            owner, _, own = name.rpartition(".")
-            setattr(module.get_submodule(owner), own, tensor)
-            if tensor.shape == value.shape:
-                tensor.copy_(value)
-            else:
-                tensor.data = value
-
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Within the context the model is in eval mode; what its passes move there too (observed
         ranges of quantization, a count) is put back: no validation changes the training."""
-        before = self.changed_by_passes(outside_of_step=True)
+        before = self._passes.before(outside_of_step=True)
         self.backend.finish()
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
@@ -385,9 +323,7 @@ class Learner:
             self.model.train()
             for module, mode in modes:  # a part that the task has put into eval mode stays in it
                 module.training = mode
-            self._moved |= before.moved()
-            with torch.no_grad():
-                self._put_back(before)
+            self._passes.put_back(before)
             self.backend.finish()
 
     @torch.no_grad()
