@@ -261,10 +261,10 @@ def calls_of_the_loop(loss: Callable[..., object]) -> Iterator[str]:
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return
-    for node in ast.walk(tree) if is_users(file) else ():
-        function = node.func if isinstance(node, ast.Call) else None
-        if isinstance(function, ast.Attribute) and function.attr in OF_THE_LOOP:
+    for node in ast.walk(tree):
+        name = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and name in OF_THE_LOOP and is_users(file):
             yield (
-                f"Warning: the loss calls .{function.attr}() at {file}:{first + node.lineno - 1}:"
-                " leave it out, the engine does it."
+                f"Warning: the loss calls .{name}() at {file}:{first + node.lineno - 1}: leave it"
+                " out, the engine does it."
             )
