@@ -195,8 +195,9 @@ def _open(pack: Path) -> Samples | None:
     return None
 
 
-def _arrays(pack: Path, mode: Literal["r", "r+"] = "r") -> list[Array]:
-    return [np.load(pack / f"{name}.npy", mmap_mode=mode) for name in ARRAYS]
+def _arrays(pack: Path, mode: Literal["r", "r+"] = "r") -> tuple[Array, Array]:
+    ys, xs = (np.load(pack / f"{name}.npy", mmap_mode=mode) for name in ARRAYS)
+    return ys, xs
 
 
 def _times(pack: Path) -> list[list[int]]:
@@ -215,9 +216,10 @@ def _build(home: Path, pack: Path, files: Sequence[Path]) -> Samples:
             _fill(partial, files, "<f4")
         for name in ARRAYS:
             sync_file(partial / f"{name}.npy")
-        meta = {"digest": _digest(*_arrays(partial)), "times": _times(partial)}
+        digest = _digest(*_arrays(partial))
+        meta = {"digest": digest, "times": _times(partial)}
         (partial / META).write_text(json.dumps(meta))
-    return Samples(*_arrays(pack), meta["digest"])
+    return Samples(*_arrays(pack), digest)
 
 
 def _is_exact(images: NDArray[np.float32]) -> bool:
