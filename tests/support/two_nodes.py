@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from namespaces import TwoNamespaces, WiredNamespaces
+from namespaces import TwoNamespaces
 from runs import TINY, environment, wait_until
 
 TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--ckpt-every", "10"]
@@ -56,10 +56,6 @@ def joined(kind: type[TwoNodes]) -> Iterator[TwoNodes]:
 def ended(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
     told = process.communicate(timeout=seconds)[1]
     return process.returncode, told
-
-
-class TwoWiredNodes(TwoNodes, WiredNamespaces):
-    """Joined by a link of the test's own."""
 
 
 def wait_for_checkpoint(run: Path, after: str = "") -> str:

@@ -162,7 +162,7 @@ def with_files_here(options: Options) -> Options:
     return dataclasses.replace(options, **here)
 
 
-USED = ("hw", "devices", "precision", "shard", "kernels", "master_port")
+USED = ("hw", "devices", "precision", "shard", "kernels")
 UseHardware = Annotated[Given, options_of(HardwareOptions, {"Hardware": USED})]
 
 

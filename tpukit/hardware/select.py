@@ -321,10 +321,10 @@ def _check_tpu(options: HardwareOptions, hardware: Hardware) -> None:
     stack = choose_stack(hardware, Host())
     if stack == "torch_tpu" and options.devices is not None and hardware.tpu is not None:
         check_rank_count(options.devices, hardware.tpu)
-    if options.memory_limit is not None and not hardware.emulated:
+    if options.memory_limit is not None:
         raise HardwareError(
-            "--memory-limit: a TPU's memory cannot be limited.",
-            "Leave it out, or set PJRT_DEVICE=CPU for emulation on CPU.",
+            "--memory-limit: a TPU's memory cannot be limited, nor that of virtual devices.",
+            "Leave it out; `tpukit probe-batch --target v5e-1` asks the TPU compiler.",
         )
 
 

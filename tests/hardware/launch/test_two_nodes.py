@@ -53,7 +53,6 @@ def test_a_killed_node_ends_the_other_and_both_resume(nodes, tmp_path):
     nodes.kill(1)
     code, told = ended(started[0], 60)
     assert code != 0 and "the connection to another rank was lost" in told
-    assert "no sign of life from node node-b" in told
     ended(started[1])
     assert "resumes from the last checkpoint" in told
     steps = int(latest(run).name.removeprefix("step-")) + 10

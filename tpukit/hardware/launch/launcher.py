@@ -8,7 +8,6 @@ launcher prints one rank's error.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from tpukit.errors import HardwareError, JobError
+from tpukit.errors import JobError
 from tpukit.hardware.options import HardwareOptions
 from tpukit.io.files import write_file
 from tpukit.io.interrupts import STOPPED_CODES, handling, is_impatient
@@ -67,17 +66,12 @@ def launch(
     Signals are passed on: after SIGINT, SIGTERM and SIGHUP the code is 130, 143 and 129.
 
     Raises:
-        HardwareError: the port is taken.
         JobError: a rank was killed before it could write its error.
     """
-    if options.master_port is not None:
-        check_port(options.master_port)
     with tempfile.TemporaryDirectory(prefix="tpukit-launch-") as folder:
         status = Path(folder)
         torchrun = subprocess.Popen(
-            torchrun_command(
-                [module, *arguments], ranks, options.master_port, options.max_restarts
-            ),
+            torchrun_command([module, *arguments], ranks, options.max_restarts),
             env=_environment(status, ranks),
             # A Ctrl-C at the terminal must reach the ranks once, through this process.
             start_new_session=True,
@@ -103,36 +97,15 @@ def _wait(torchrun: subprocess.Popen[bytes], status: Path) -> tuple[int, set[int
             _print_failure(status, [s for s in failed if s.attempt == failed[0].attempt])
 
 
-def torchrun_command(
-    arguments: Sequence[str], ranks: int, master_port: int | None, max_restarts: int = 0
-) -> list[str]:
+def torchrun_command(arguments: Sequence[str], ranks: int, max_restarts: int) -> list[str]:
     """torchrun's command line; each rank runs `tpukit.hardware.launch.rank ARGUMENTS`."""
-    rendezvous = (
-        ["--standalone"]
-        if master_port is None
-        else [f"--master-addr={LOOPBACK}", f"--master-port={master_port}"]
-    )
     return [
         *(sys.executable, "-m", "tpukit.hardware.launch.torchrun"),
-        *(f"--nproc-per-node={ranks}", f"--local-addr={LOOPBACK}", *rendezvous),
+        *(f"--nproc-per-node={ranks}", f"--local-addr={LOOPBACK}", "--standalone"),
         f"--max-restarts={max_restarts}",
         # After "--" torchrun does not read our options (--run, say) as abbreviations of its own.
         *("-m", "--", "tpukit.hardware.launch.rank", *arguments),
     ]
-
-
-def check_port(port: int) -> None:
-    """Raises `HardwareError` where another program has the port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise HardwareError(
-                f"--master-port {port}: {error.strerror or error}.",
-                "Leave --master-port out to use a free port.",
-                id="port-in-use",
-            ) from error
 
 
 def read_statuses(folder: Path) -> list[RankStatus]:
