@@ -61,8 +61,10 @@ def since(start: tuple[float, float], end: tuple[float, float]) -> dict:
 def run_tpukit(name: str, batch: int, limit: int | None, rows: int) -> dict:
     from tpukit.hardware.options import HardwareOptions
     from tpukit.hardware.select import open_backend
+    from tpukit.tasks.llm.data.dataset import TokenSamples, sample_sizes
+    from tpukit.tasks.llm.data.packing import SetSizes
     from tpukit.tasks.llm.data.prompt import Example
-    from tpukit.tasks.llm.evaluate import ListedSamples
+    from tpukit.tasks.llm.data.token_cache import TokenCache
     from tpukit.tasks.llm.model.load import shape_of
     from tpukit.tasks.llm.task import SummarizeTask
     from tpukit.train.config import TrainConfig
@@ -70,7 +72,10 @@ def run_tpukit(name: str, batch: int, limit: int | None, rows: int) -> dict:
     from tpukit.train.task import PlanSettings
 
     backend = open_backend(HardwareOptions(hw="cpu", precision="fp32"))
-    data = ListedSamples([Example(list(t), n) for t, n in make_samples()])
+    cache = TokenCache.of([Example(list(t), n) for t, n in make_samples()])
+    every = np.arange(len(cache))
+    sizes = SetSizes.of(sample_sizes(cache, every, whole=False))
+    data = TokenSamples(cache, every, sizes)
     task = SummarizeTask(init="scratch").for_probing()
     task.shape = shape_of(make_transformers(name).config, CONTEXT)
     learner = build_learner(task, backend, task.build_model(backend), TrainConfig(lr=1e-4))

@@ -78,7 +78,7 @@ def whole(place):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("options", [
-    ["--accumulate", 2, "--set", "recompute=true"], ["--accumulate", 4],
+    ["--accumulate", 2, "--set", "recompute=true"],
     pytest.param(["--compile"], marks=pytest.mark.slow),
 ], ids=str)  # fmt: skip
 def test_the_same_parameters_however_a_step_is_cut(place, whole, options):  # type: ignore[no-untyped-def]

@@ -20,18 +20,17 @@ from tpukit.tasks.llm.baseline import (
     nearest_summaries,
     training_rows,
 )
-from tpukit.tasks.llm.data.dataset import TokenSamples, as_sample, split_indices
+from tpukit.tasks.llm.data.dataset import TokenSamples, sample_sizes, split_indices
 from tpukit.tasks.llm.data.packing import SetSizes
-from tpukit.tasks.llm.data.prompt import Example
 from tpukit.tasks.llm.data.rows import DIALOGUES, Columns, Row, read_rows, training_file
-from tpukit.tasks.llm.data.token_cache import SampleSizes, encoded_chunks, file_digest
+from tpukit.tasks.llm.data.token_cache import TokenCache, encoded_chunks, file_digest
 from tpukit.tasks.llm.generation.decoding import Decoding, Prompt
 from tpukit.tasks.llm.generation.summaries import dialogue_prompts, generate_summaries
 from tpukit.tasks.llm.metrics import KINDS, exact_match, rouge_scores
 from tpukit.tasks.llm.predict import Log, say_what_differs
 from tpukit.train.evaluation import mean_interval, mean_values
 from tpukit.train.requests import EvaluationRequest
-from tpukit.train.task import Sample, SampleSource
+from tpukit.train.task import SampleSource
 
 if TYPE_CHECKING:
     from tpukit.tasks.llm.task import SummarizeTask
@@ -39,24 +38,6 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 SHOWN = 3
 """Samples shown from either end."""
-
-
-class ListedSamples:
-    """Samples in memory (a SampleSource)."""
-
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self.examples = examples
-        self.sizes = SampleSizes(
-            np.array([len(example.tokens) for example in examples]),
-            np.array([example.targets for example in examples]),
-        )
-        self.set_sizes = SetSizes.of(self.sizes)
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int, /) -> Sample:
-        return as_sample(*self.examples[index])
 
 
 def evaluate_run(
@@ -135,10 +116,9 @@ def evaluate_summaries(
     if not kept:
         too_long = config.style.too_long(formats.block_size)
         raise DataError(f"{source}: all rows are {too_long}.", "Test on others.")
-    learned = [
-        Example(e.tokens, len(e.tokens) - 1) if config.loss_on_prompt else e for _, e in kept
-    ]
-    data = ListedSamples(learned)
+    cache, every = TokenCache.of([e for _, e in kept]), np.arange(len(kept))
+    sizes = SetSizes.of(sample_sizes(cache, every, whole=config.loss_on_prompt))
+    data = TokenSamples(cache, every, sizes, whole=config.loss_on_prompt)
     loss = mean_values(task, model, backend, data)["loss"]
     rows = [row for row, _ in kept]
     limit = config.max_new_tokens

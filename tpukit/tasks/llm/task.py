@@ -21,7 +21,6 @@ from tpukit.io.progress import Progress
 from tpukit.io.remote import address_of
 from tpukit.tasks.llm.data.dataset import (
     IGNORED,
-    SizedSamples,
     TokenSamples,
     collate_tokens,
     example_batch,
@@ -198,11 +197,11 @@ class SummarizeTask(Task):
                 )
             with Progress("Rows") as progress:
                 progress.message(f"One sample to a row, for a {kind}: {self.rows.reason}.")
-        if self._has_routers and not self.balances:
+        if getattr(self.shape.config.get_text_config(), "output_router_logits", False):
             with Progress("Experts") as progress:
                 progress.message(
                     "output_router_logits of config.json: the auxiliary loss of the experts is not"
-                    " added to that of pairs, or of rows of one sample."
+                    " added."
                 )
         whole, pairs = self.settings.loss_on_prompt, self.has_pairs
         sizes = [sample_sizes(*part, whole=whole) for part in (train, valid)]
@@ -247,14 +246,14 @@ class SummarizeTask(Task):
         return packed_shape(sizes, settings, packed=self.packs)
 
     def plan(self, data: SampleSource, settings: PlanSettings) -> BatchPlan:
-        assert isinstance(data, SizedSamples)
+        assert isinstance(data, TokenSamples)
         return PackedPlan(data.sizes, self._row_shape(data.set_sizes, settings), settings)
 
     def evaluation_batches(
         self, data: SampleSource, settings: PlanSettings
     ) -> Iterator[MicroBatch]:
         """Every sample once; micro-batches have the shape of training's."""
-        assert isinstance(data, SizedSamples)
+        assert isinstance(data, TokenSamples)
         shape = self._row_shape(data.set_sizes, settings)
         return iter(evaluation_packs(data.sizes, shape, settings))
 
@@ -266,7 +265,7 @@ class SummarizeTask(Task):
         of it targets."""
         if self.train_file.is_file():
             train = self.datasets().train
-            assert isinstance(train, SizedSamples)
+            assert isinstance(train, TokenSamples)
             self.known_samples = len(train.sizes)
             sizes = train.set_sizes
         else:
@@ -309,16 +308,6 @@ class SummarizeTask(Task):
     @property
     def packs(self) -> bool:
         return self.settings.packing and self.rows.packed
-
-    @property
-    def _has_routers(self) -> bool:
-        """Whether config.json asks for the auxiliary loss of experts."""
-        return bool(getattr(self.shape.config.get_text_config(), "output_router_logits", False))
-
-    @property
-    def balances(self) -> bool:
-        """Whether that loss is added."""
-        return self._has_routers and self.packs and not self.has_pairs
 
     def forms(self) -> Sequence[Self]:
         """With `recompute=auto` the task without and with recomputation."""

@@ -264,20 +264,6 @@ def test_an_answer_after_a_template_has_the_tokens_of_the_whole_text(tmp_path: P
     assert example.tokens[:-1] == theirs("Ann came.\nwho?\nBob alone.")["input_ids"]
 
 
-def test_fields_that_templates_write_beside_the_content_are_refused(tmp_path: Path) -> None:
-    columns = Columns("messages", id=None, has_messages=True)
-    called = {"role": "assistant", "content": None, "tool_calls": [{"name": "find"}]}
-    path = written(tmp_path / "train.jsonl", [{"messages": [MESSAGES[1], called]}])
-    with pytest.raises(DataError, match="not a list of messages of a role and a text"):
-        list(read_rows(path, summaries=True, columns=columns))
-    written(path, [{"messages": [MESSAGES[1], MESSAGES[2] | {"weight": 0}]}])
-    with pytest.raises(DataError, match="not a list of messages of a role and a text"):
-        list(read_rows(path, summaries=True, columns=columns))
-    called |= {"content": "Ann.", "tool_calls": []}
-    written(path, [{"messages": [MESSAGES[1], called]}])
-    assert len(list(read_rows(path, summaries=True, columns=columns))) == 1
-
-
 def test_a_long_conversation_loses_its_oldest_turns(folder: Path) -> None:
     """The system's message and the last turns are asked, as chats do."""
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
@@ -478,12 +464,6 @@ def test_what_follows_the_last_answer_is_not_learned(tmp_path: Path) -> None:
     )
     assert (json.loads(learned.dialogue), learned.summary) == (MESSAGES[:2], "Ann.")
     assert (json.loads(asked.dialogue), asked.summary) == (MESSAGES[:4], "")
-    path = written(tmp_path / "y.jsonl", [{"messages": MESSAGES[:2]}])
-    with pytest.raises(DataError, match="the assistant says nothing"):
-        list(read_rows(path, summaries=True, columns=columns))
-    path = written(tmp_path / "z.jsonl", [{"messages": MESSAGES[2:3]}])
-    with pytest.raises(DataError, match="nothing precedes the assistant's message"):
-        list(read_rows(path, summaries=True, columns=columns))
 
 
 def test_references_of_conversations_in_a_file_of_their_own(tmp_path: Path) -> None:
@@ -508,13 +488,6 @@ def test_the_first_line_of_a_conversation_is_that_of_its_question(tmp_path: Path
     row = Row(1, "1", json.dumps(MESSAGES[:2]), "Who came?")
     metrics, each = score_rows([row], ["Who, Ann?"], tmp_path / "none.csv", columns, print)
     assert (metrics["rougeL_lead"], each.tolist()) == (1.0, [0.5])
-
-
-def test_what_is_no_list_of_messages_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path / "x.jsonl", [{"messages": MESSAGES}, {"messages": "hi"}])
-    columns = Columns("messages", id=None, has_messages=True)
-    with pytest.raises(DataError, match=r"row 2 .*not a list of messages"):
-        list(read_rows(path, summaries=True, columns=columns))
 
 
 def test_null_is_no_text_and_conversations_are_recognised(tmp_path: Path) -> None:
@@ -572,26 +545,45 @@ def test_prompts_and_completions_may_be_lists_of_messages(
             PromptFormat(base, 200, style).example(read)
 
 
+CALLED = {"role": "assistant", "content": None, "tool_calls": [{"name": "find"}]}
+NO_LIST = "not a list of messages of a role and a text"
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
         ({"prompt": ASKING, "completion": [*ASKING, *ANSWER]}, "'completion': not one message"),
         ({"prompt": "Who?", "completion": ASKING}, "'completion': not one message"),
         ({"prompt": [*ASKING, *ANSWER], "completion": ANSWER}, "'prompt': the assistant's message"),
-        ({"prompt": [{"from": "human", "value": "Who?"}], "completion": "Ann"}, "not a list of"),
+        ({"prompt": [{"from": "human", "value": "Who?"}], "completion": "Ann"}, NO_LIST),
         ({"prompt": ASKING, "completion": ANSWER, "tools": [{"name": "x"}]}, "'tools': the chat"),
         ({"prompt": "Who?", "completion": [*ASKING[:2], *ANSWER]}, "not one message"),
+        ({"messages": [MESSAGES[1], CALLED]}, NO_LIST),
+        ({"messages": [MESSAGES[1], MESSAGES[2] | {"weight": 0}]}, NO_LIST),
+        ({"messages": "hi"}, NO_LIST),
+        ({"messages": MESSAGES[:2]}, "the assistant says nothing"),
+        ({"messages": MESSAGES[2:3]}, "nothing precedes the assistant's message"),
     ],
 )  # fmt: skip
-def test_lists_of_messages_that_are_not_read_are_refused(
+def test_messages_that_are_not_read_are_refused(
     tmp_path: Path, row: dict[str, object], said: str
 ) -> None:
     columns = Columns("prompt", "completion", None)
+    if "messages" in row:
+        columns = Columns("messages", id=None, has_messages=True)
     path = written(tmp_path / "x.jsonl", [row])
     with pytest.raises(DataError, match=f"row 1 .*{said}"):
         list(read_rows(path, summaries=True, columns=columns))
-    written(path, [{"prompt": ASKING, "completion": ANSWER, "tools": []}])
-    assert len(list(read_rows(path, summaries=True, columns=columns))) == 1
+
+
+@pytest.mark.parametrize("name", ["messages", "completion"])
+def test_fields_that_say_nothing_are_read(tmp_path: Path, name: str) -> None:
+    said = [MESSAGES[1], CALLED | {"content": "Ann.", "tool_calls": []}]
+    rows = {"messages": {"messages": said}, "completion": {"prompt": ASKING, "completion": ANSWER}}
+    columns = {"messages": Columns("messages", id=None, has_messages=True),
+               "completion": Columns("prompt", "completion", None)}  # fmt: skip
+    path = written(tmp_path / "x.jsonl", [rows[name] | {"tools": []}])
+    assert len(list(read_rows(path, summaries=True, columns=columns[name]))) == 1
 
 
 def test_settings_that_do_not_go_together(tokenizer) -> None:  # type: ignore[no-untyped-def]

@@ -1,7 +1,7 @@
 """Samples out of the token cache, and the batches they are put into."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,14 +14,6 @@ from tpukit.train.task import VALIDATION_EPOCH, MicroBatch, Sample, SampleKey
 Array = np.ndarray[Any, Any]
 IGNORED = -100
 """Label of a place that is not a target."""
-
-
-@runtime_checkable
-class SizedSamples(Protocol):
-    """Samples whose lengths are known without reading them."""
-
-    sizes: SampleSizes
-    set_sizes: SetSizes
 
 
 class TokenSamples:
@@ -45,7 +37,9 @@ class TokenSamples:
 
     def __getitem__(self, index: int, /) -> Sample:
         tokens, targets, learned = self.cache.example(int(self.indices[index]))
-        sample = as_sample(tokens, *((len(tokens) - 1, None) if self.whole else (targets, learned)))
+        sample = {"tokens": tokens, "targets": len(tokens) - 1 if self.whole else targets}
+        if learned is not None and not self.whole:
+            sample["learned"] = learned
         return {**sample, "rejected_at": rejected_at(learned)} if self.pairs else sample
 
     def prompt_and_targets(self, index: int) -> tuple[Array, Array]:
@@ -57,12 +51,6 @@ class TokenSamples:
         if learned is not None:
             targets = len(tokens) - 1 - int(np.flatnonzero(~learned)[-1])
         return tokens[:-targets].astype(np.int64), tokens[-targets:].astype(np.int64)
-
-
-def as_sample(tokens: Any, targets: int, learned: Any = None) -> Sample:
-    """The tokens of an `Example`, or of the cache, as batches take them."""
-    flags = {} if learned is None else {"learned": np.asarray(learned)}
-    return {"tokens": np.asarray(tokens), "targets": targets, **flags}
 
 
 def rejected_at(learned: Any) -> int:

@@ -54,7 +54,7 @@ def language_model(
         if continued and not task.is_restored:
             adapters.load_adapter(lm, Path(continued).expanduser())
     recompute, last = settings.recompute not in (False, "auto"), task.rows.last_at_wanted
-    model = LanguageModel(lm, ops, recompute=recompute, last_at_wanted=last, balances=task.balances)
+    model = LanguageModel(lm, ops, recompute=recompute, last_at_wanted=last)
     if packs:
         four_bits.keep_trained_alone(model)
     return model
