@@ -5,23 +5,20 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpukit.commands.options.option_sets import read_value
-from tpukit.commands.options.own_options import DEFAULT_TASK, command_of, task_for
+from tpukit.commands.options.own_options import command_of
 from tpukit.commands.options.training import GivenSettings, task_defaults
-from tpukit.errors import ConfigError, DataError
+from tpukit.errors import ConfigError
 from tpukit.hardware.select import find_kind, settled
 from tpukit.io.ranges import flag, range_problems
 from tpukit.io.toml import toml_text
-from tpukit.io.units import size_text
 from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import option_name, resolve
 
 if TYPE_CHECKING:
-    from tpukit.hardware.launch.child import Child
     from tpukit.probe.trial import TaskSource
     from tpukit.train.plan import TrainingRequest
 
@@ -30,26 +27,16 @@ if TYPE_CHECKING:
 
 def training_command(request: TrainingRequest, global_batch: int, accumulate: int) -> str:
     """The training command with the recommended batch."""
-    command, repeated = (
-        command_of(request.spec),
-        settings_to_repeat(request, global_batch, accumulate),
-    )
+    command = command_of(request.spec)
     words = ["tpukit", command]
-    if command == "train" and not _is_default(request.spec, repeated.get("data_path")):
+    if command == "train":
         words += ["--task", request.spec]
     for name, value in request.task_settings.items():
         # Of a path the option alone makes one again.
         words += [flag(name), str(value)] if isinstance(value, Path) else _set(name, value)
-    for name, value in repeated.items():
+    for name, value in settings_to_repeat(request, global_batch, accumulate).items():
         words += _words(name, value)
     return shlex.join(words)
-
-
-def _is_default(task: str, data_path: str | None) -> bool:
-    """Whether `train` takes the task with this data path by itself."""
-    with suppress(ConfigError, DataError):
-        return task == DEFAULT_TASK == task_for(data_path, "train").task
-    return False
 
 
 def _words(name: str, value: Any) -> list[str]:
@@ -58,7 +45,7 @@ def _words(name: str, value: Any) -> list[str]:
         return _set(name, value)
     if isinstance(value, bool):
         return [flag(name) if value else flag(f"no-{name}")]
-    return [flag(name), size_text(value) if name == "memory_limit" else str(value)]
+    return [flag(name), str(value)]
 
 
 def _set(name: str, value: Any) -> list[str]:
@@ -85,12 +72,8 @@ def size_model(
     target: str | None,
     settings: SearchSettings,
     log: Callable[[str], None],
-    first: Child | None = None,
 ) -> dict[str, Any]:
-    """The JSON fields for a bare model: `FILE:FUNCTION`, a function or a module.
-
-    first: see `early_child`.
-    """
+    """The JSON fields for a bare model: `FILE:FUNCTION`, a function or a module."""
     from tpukit.probe.batch.model_task import ModelTask
     from tpukit.probe.trials.carried import carried
 
@@ -102,7 +85,7 @@ def size_model(
         eager = dataclasses.replace(request.config, compile=False)
         request = dataclasses.replace(request, config=eager)
     with carried(task) as source:
-        return size_batch(request, source, target, settings, log, None, first)
+        return size_batch(request, source, target, settings, log, None)
 
 
 def size_batch(
@@ -112,12 +95,10 @@ def size_batch(
     settings: SearchSettings,
     log: Callable[[str], None],
     command: WriteCommand | None = training_command,
-    first: Child | None = None,
 ) -> dict[str, Any]:
     """Searches, logs the report, and returns its JSON fields.
 
     command: writes how to train with the recommendation; None for what tpukit does not train.
-    first: see `early_child`.
     """
     from tpukit.commands.reports.batch import as_fields, as_text
     from tpukit.probe.batch.forms import recommend_form
@@ -128,7 +109,7 @@ def size_batch(
     task = request.task
     forms = {form_name(task, form): form for form in forms_of(task)}
     config = request.config if target else settled(request.config, log)
-    with open_evaluator(source, config, target, settings.time_limit, log, first) as evaluator:
+    with open_evaluator(source, config, target, settings.time_limit, log) as evaluator:
         found = recommend_form(evaluator, settings, log, [*forms])
     if target is not None:
         is_gpu = isinstance(found.target, GpuTarget)
@@ -141,15 +122,6 @@ def size_batch(
     for line in as_text(found, request.spec, text):
         log(line)
     return as_fields(found, request.spec, text)
-
-
-def early_child(target: str | None) -> Child | AbstractContextManager[None]:
-    """The process of a search for a GPU that is not here, started before this one imports torch."""
-    from tpukit.probe.targets import GpuTarget, find_any
-    from tpukit.probe.trials.evaluators import tracing_child
-
-    is_gpu = target is not None and isinstance(find_any(target), GpuTarget)
-    return tracing_child() if is_gpu else nullcontext()
 
 
 def task_source(request: TrainingRequest) -> TaskSource:

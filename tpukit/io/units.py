@@ -24,16 +24,6 @@ def parse_bytes(text: str) -> int:
     return int(count)
 
 
-def size_text(count: int) -> str:
-    """A size as a user types it, `4GB`, `3GiB`, `500MB`: `parse_bytes` reads exactly it again."""
-    texts = [
-        f"{count / size:g}{unit[0].upper()}{unit[1:]}B"
-        for unit, size in _BYTES.items()
-        if unit and size <= count < 10_000 * size
-    ]
-    return min([t for t in texts if parse_bytes(t) == count] + [str(count)], key=len)
-
-
 def format_bytes(count: float) -> str:
     """`1.80 GiB`, `512 MiB`, `12 KiB`."""
     if count >= GIB:

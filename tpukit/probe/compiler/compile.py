@@ -14,8 +14,6 @@ from tpukit.knowledge.versions import parse_version
 from tpukit.probe.trial import Effort
 
 SHARDING, REPLICATED = "mhlo.sharding", "{replicated}"
-DONOR = "jax.buffer_donor"
-"""torch_tpu's mark of an argument that something overwrites: it says not what."""
 FAST_EFFORT = -1.0
 """Compiler option of the fast setting: 3 to 5 times faster, but reports 0.04 to 0.7 GiB too little
 memory (GPT-2 and EIT for v5e; docs/probe_batch.md)."""
@@ -164,7 +162,7 @@ def _set_attributes(main: Any, name: str, given: Sequence[Mapping[str, int | str
     present = list(main.attributes[name]) if name in main.attributes else [()] * len(given)
     main.attributes[name] = ir.ArrayAttr.get([
         ir.DictAttr.get({
-            **{item.name: item.attr for item in before if item.name != DONOR},
+            **{item.name: item.attr for item in before},
             **{
                 key: ir.StringAttr.get(value)
                 if isinstance(value, str)

@@ -18,9 +18,7 @@ from tpukit.probe.compiler.compile import (
     TpuCompiler,
     TracedStep,
     program_key,
-    program_text,
 )
-from tpukit.probe.compiler.source_map import located_operations
 from tpukit.probe.targets import Target
 from tpukit.probe.trial import (
     Effort,
@@ -90,9 +88,6 @@ class CachedCompiler:
             if not is_out_of_memory_text(text):
                 raise
             largest = hlo.listed_allocations(text)[:LISTED_ALLOCATIONS]
-            if not largest:
-                operations = located_operations(program_text(program, places=True))
-                largest = hlo.refused_buffer(text, operations)
             return hlo.ProgramCosts(
                 refusal=summary_line(text, 1000), largest=[dataclasses.asdict(a) for a in largest]
             )
@@ -115,9 +110,7 @@ class CompiledTrials:
         """The result of one trial."""
         precision: Precision = "fp32" if self.config.precision == "fp32" else "bf16"
         fused = self.target.has_kernels and self.config.kernels != "off"
-        backend = self.tracer.open_tracing(
-            precision, shard=self.config.shard, fused=fused, topology=self.target.topology
-        )
+        backend = self.tracer.open_tracing(precision, shard=self.config.shard, fused=fused)
         step: TracedStep = self.tracer.trace_step(
             self.task, self.config, backend, request.batch, request.accumulate
         )

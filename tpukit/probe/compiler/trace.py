@@ -22,12 +22,12 @@ from torch_xla.core.xla_builder import create_placeholder_tensor
 
 from tpukit.hardware.backend import Batch
 from tpukit.hardware.collectives import Collectives
+from tpukit.hardware.kernels.flash_attention import share_of_tiles
 from tpukit.hardware.options import Precision
 from tpukit.hardware.xla.backend import XlaBackend, choose_products
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh, Spec, is_on_xla
 from tpukit.probe.compiler.compile import Program, TracedStep, program_text
-from tpukit.probe.compiler.kernel_shares import KernelShares, mean_share
 from tpukit.probe.compiler.source_map import (
     FORWARD_STACK,
     HIDDEN_EXECUTION,
@@ -116,14 +116,16 @@ def _sharding(spec: Spec | None, devices: int) -> str | None:
 
 
 # -- the step --------------------------------------------------------------------------------------
-class TracingBackend(KernelShares, XlaBackend):
+class TracingBackend(XlaBackend):
     """The XLA backend as it is on a TPU, but its graphs are kept as programs, not executed."""
 
     def __init__(self, mesh: TracingMesh, precision: Precision, *, fused: bool) -> None:
         super().__init__(mesh, Collectives(), precision, fused=fused)
         self.placeholders = mesh.placeholders
         self.programs: list[Program] = []
-        self.kernel_shares = []
+        self.kernel_shares: list[float] = []
+        """Part of the score tiles that each fused attention so far computes: the compiler does not
+        see into one."""
         self.persistent: Callable[[], Sequence[Tensor]] = list
         self._before: list[int] = []
 
@@ -132,6 +134,14 @@ class TracingBackend(KernelShares, XlaBackend):
     ) -> nn.Module:
         with self.placeholders.of_kind("parameters"):
             return super().prepare(model, train=train)
+
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, *,
+        causal: bool = False, starts: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        if self.can_fuse(query, key, bias, starts, causal=causal):
+            self.kernel_shares.append(share_of_tiles(query, causal=causal))
+        return super().attention(query, key, value, bias, causal=causal, starts=starts)
 
     def optimizer(self, *given: Any) -> torch.optim.Optimizer:
         with self.placeholders.of_kind("optimizer"):
@@ -185,15 +195,13 @@ class TracingBackend(KernelShares, XlaBackend):
                 known[handle].sharding if handle in known else None for handle in handles
             ),
             outputs=len(outputs),
-            kernel_share=mean_share(self.kernel_shares),
+            kernel_share=sum(self.kernel_shares) / max(1, len(self.kernel_shares)),
             resident=dict(resident),
             resident_elsewhere=elsewhere,
         )
 
 
-def open_tracing(
-    precision: Precision, *, shard: bool, fused: bool, topology: str = ""
-) -> TracingBackend:
+def open_tracing(precision: Precision, *, shard: bool, fused: bool) -> TracingBackend:
     """A backend on CPU_NUM_DEVICES virtual devices, for any topology of as many."""
     register_lowerings()
     choose_products(precision)

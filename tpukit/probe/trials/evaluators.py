@@ -272,21 +272,13 @@ class TracedEvaluator(ChildEvaluator):
         config: TrainConfig,
         target: GpuTarget,
         seconds: float | None,
-        first: Child | None = None,
     ) -> None:
-        """first: what `tracing_child` returned, to run the trials."""
         setup = TrialSetup(task, config, target.name)
         super().__init__(setup, target.devices, seconds or EAGER_SECONDS)
         precision = choose_precision(config.precision, "gpu", native_bf16=target.capability >= 8.0)
         self.target = target.at(precision)
         self.versions = {"torch": importlib.metadata.version("torch")}
         self.environment = TRACING_ENVIRONMENT
-        self._first = first
-
-    def _start_child(self) -> Child:
-        child, self._first = self._first or tracing_child(), None
-        child.send(dataclasses.asdict(self.setup))
-        return child
 
 
 def predicting_evaluator(
@@ -295,17 +287,11 @@ def predicting_evaluator(
     target: Target | GpuTarget,
     seconds: float | None,
     log: Callable[[str], None] | None = None,
-    first: Child | None = None,
 ) -> CompilerEvaluator | TracedEvaluator:
-    """The TPU compiler for a TPU, a trace for a GPU; `first` as `TracedEvaluator` has it."""
+    """The TPU compiler for a TPU, a trace for a GPU."""
     if isinstance(target, GpuTarget):
-        return TracedEvaluator(task, config, target, seconds, first)
+        return TracedEvaluator(task, config, target, seconds)
     return CompilerEvaluator(task, config, target, seconds, log)
-
-
-def tracing_child() -> Child:
-    """A process that imports what a trace needs and waits, while this one builds the task."""
-    return Child(TRACING_ENVIRONMENT, ("-m", MODULE, "tpukit.probe.gpu_memory.traced_trial"))
 
 
 def crash_place(output: str) -> str:

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from tpukit.errors import HardwareError, JobError, TpukitError
 from tpukit.hardware.detect import Hardware, detect_hardware, query_driver
 from tpukit.hardware.host import Host
-from tpukit.hardware.launch.child import Child
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import find_kind, rank_count
 from tpukit.probe.compiler.client import find_client
@@ -153,12 +152,11 @@ def open_evaluator(
     target_name: str | None,
     seconds: float | None,
     log: Callable[[str], None],
-    first: Child | None = None,
 ) -> ChildEvaluator | PredictedBeside:
     """The TPU compiler or a trace for a target; without one trials on this machine, with
-    predictions for its GPU, or its TPU where the compiler is. `first`: see `TracedEvaluator`."""
+    predictions for its GPU, or its TPU where the compiler is."""
     if target_name is not None:
-        return predicting_evaluator(source, config, find_any(target_name), seconds, log, first)
+        return predicting_evaluator(source, config, find_any(target_name), seconds, log)
     measured = MeasuredEvaluator(source, config, seconds)
     target = target_here(config)
     if target is None:

@@ -45,11 +45,8 @@ def main(arguments: list[str]) -> int:
     faulthandler.enable()
     if arguments[0] == "--rank":
         return _run_as_rank(Path(arguments[1]))
-    *ahead, answers, parent = arguments
-    descriptor = int(answers)
-    die_with_parent(int(parent))
-    for module in ahead:
-        importlib.import_module(module)
+    descriptor, parent = map(int, arguments)
+    die_with_parent(parent)
     runner = TrialRunner(TrialSetup.from_json(json.loads(sys.stdin.readline())))
     runner.prepare()
     for line in sys.stdin:
