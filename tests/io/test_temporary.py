@@ -1,64 +1,30 @@
-"""Temporary files go with their command, however it ends."""
+"""Temporary files go with their command."""
 
 import os
 import signal
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pytest
-from runs import TINY, environment, python, started, wait_until
+from runs import TINY, python, started, wait_until
 
-from tpukit.io.folders import LOCK, own_temporary_folder, remove_abandoned
-
-USING = """
-import tempfile, time
 from tpukit.io.folders import own_temporary_folder
-with own_temporary_folder():
-    tempfile.mkdtemp()
-    print(tempfile.gettempdir(), flush=True)
-    time.sleep(60)
-"""
 
 
 def names(folder):
     return [path.name for path in folder.iterdir()]
 
 
-def using(base):
-    """A process that uses a temporary folder below `base`."""
-    return subprocess.Popen(
-        [sys.executable, "-c", USING], stdout=subprocess.PIPE, text=True,
-        env=environment({"TMPDIR": str(base)}),
-    )  # fmt: skip
-
-
-def test_what_a_killed_command_left_is_removed_and_a_live_ones_is_not(tmp_path_factory):
-    base = tmp_path_factory.getbasetemp().parent / "t"
-    base.mkdir(exist_ok=True)
-    killed, alive = using(base), using(base)
-    try:
-        left, used = (Path(p.stdout.readline().strip()) for p in (killed, alive))
-        assert len(names(left)) == 2 and left.stat().st_mode & 0o777 == 0o700
-        killed.kill()
-        killed.wait()
-        remove_abandoned(base)
-        assert not left.exists() and used.exists()
-    finally:
-        for process in (killed, alive):
-            process.kill()
-            process.wait()
-        remove_abandoned(base)
-    assert not names(base)
-
-
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path):
-    (tmp_path / "tpukit-notes").mkdir()
-    (tmp_path / "tpukit-file").touch()
-    (tmp_path / "tpukit-link").mkdir()
-    (tmp_path / "tpukit-link" / LOCK).symlink_to(tmp_path / "tpukit-file")
-    remove_abandoned(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 3
+def test_temporary_files_are_the_users_own_and_go_with_the_command(tmp_path_factory, monkeypatch):
+    base = tmp_path_factory.getbasetemp().parent
+    monkeypatch.setenv("TMPDIR", str(base))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with own_temporary_folder():
+        folder = Path(tempfile.gettempdir())
+        assert folder.parent == base and folder.stat().st_mode & 0o777 == 0o700
+        with own_temporary_folder():  # a child's
+            assert Path(tempfile.gettempdir()) == folder
+    assert not folder.exists() and Path(tempfile.gettempdir()) == base
 
 
 def test_without_a_home_matplotlib_keeps_its_files_in_it(tmp_path_factory):

@@ -1,6 +1,5 @@
 """The cache folder, and temporary files of a command."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -84,10 +83,9 @@ class JsonCache:
             write_file(self.path(key), json.dumps(found).encode(), sync=False)
 
 
-# -- temporary files: in one folder, which goes with the command however it ends -----------------
+# -- temporary files: in one folder, which goes with the command -----------------------------------
 PREFIX = "tpukit-"
-LOCK = ".owner"
-"""File in the folder that its process keeps locked; the kernel unlocks it when the process ends."""
+"""How the names of these folders begin."""
 LONGEST = 60
 """Maximum length of a folder's path in characters; multiprocessing's sockets have 104 in all."""
 
@@ -96,24 +94,20 @@ LONGEST = 60
 def own_temporary_folder() -> Iterator[None]:
     """Sends the temporary files of this process and its children to a folder of its own.
 
-    Removed at the end; folders of commands that were killed are removed at the start. A child of
-    such a command uses its parent's folder; where none can be made, nothing changes.
+    A child of such a command uses its parent's folder; where none can be made, nothing changes.
     """
-    try:
-        base = Path(tempfile.gettempdir())
-        is_own = (base / LOCK).exists() or len(str(base)) > LONGEST
-        made = None if is_own else _create(base)
-    except OSError:
-        made = None
-    if made is None:
+    base = Path(tempfile.gettempdir())
+    folder = None
+    if not base.name.startswith(PREFIX) and len(str(base)) <= LONGEST:
+        with suppress(OSError):
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    if folder is None:
         yield
         return
-    remove_abandoned(base)
     # torch keeps what it compiled there, for later commands too.
     compiled = base / f"torchinductor_{os.environ.get('USER') or os.getuid()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     former = os.environ.get("TMPDIR")
-    folder, descriptor = made
     os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
     home = os.environ.get("HOME", "/")
     settings = os.environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
@@ -125,7 +119,6 @@ def own_temporary_folder() -> Iterator[None]:
     finally:
         os.environ["TMPDIR"], tempfile.tempdir = former or str(base), None
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(descriptor)
         with suppress(OSError):
             # torch 2.15 makes it where nothing is compiled too; it goes if it is empty.
             compiled.rmdir()
@@ -134,24 +127,4 @@ def own_temporary_folder() -> Iterator[None]:
 def lasting_temporary_folder() -> Path:
     """Where temporary files outlive the command that makes them."""
     folder = Path(tempfile.gettempdir())
-    return folder.parent if (folder / LOCK).exists() else folder
-
-
-def _create(base: Path) -> tuple[Path, int]:
-    """The folder and the descriptor of its lock; it gets its name when it is locked."""
-    hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=base))
-    descriptor = os.open(hidden / LOCK, os.O_WRONLY | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return hidden.rename(base / hidden.name.removeprefix(".")), descriptor
-
-
-def remove_abandoned(base: Path) -> None:
-    """Removes the folders below `base` whose processes have ended."""
-    for folder in base.glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            descriptor = os.open(folder / LOCK, os.O_WRONLY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+    return folder.parent if folder.name.startswith(PREFIX) else folder
