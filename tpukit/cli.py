@@ -33,7 +33,7 @@ NAME_MAX = 255
 """Bytes that a name may have on most file systems."""
 
 STARTS_NOTHING = {"-h", "--help", "--version", "--quick"}
-"""What leaves no temporary files; a folder for them would take a tenth of its time."""
+"""What ends at once."""
 
 UNTOUCHED = "run"
 """The command whose environment and output are another program's."""
@@ -168,10 +168,7 @@ def main() -> NoReturn:
         elif in_notebook():
             sys.exit(follow_this_command())
     end_when_stuck()
-    from tpukit.io.folders import own_temporary_folder
-
-    with own_temporary_folder():
-        code = run(arguments)
+    code = run(arguments)
     _end_workers()
     if "RANK" in os.environ and "TPUKIT_STATUS" not in os.environ:
         # torchrun's own rank; one of tpukit's launcher leaves its exit code before it ends.

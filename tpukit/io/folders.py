@@ -1,14 +1,13 @@
-"""The cache folder, and temporary files of a command."""
+"""The cache folder."""
 
 import hashlib
 import json
 import os
 import shlex
-import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def cache_folder() -> Path:
 
 def _temporary_folder() -> Path:
     """The same one in every process of this user, so that ranks share it."""
-    folder = lasting_temporary_folder() / f"tpukit_cache_{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"tpukit_cache_{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         # Somebody else's folder of that name must not be read from.
@@ -81,50 +80,3 @@ class JsonCache:
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_file(self.path(key), json.dumps(found).encode(), sync=False)
-
-
-# -- temporary files: in one folder, which goes with the command -----------------------------------
-PREFIX = "tpukit-"
-"""How the names of these folders begin."""
-LONGEST = 60
-"""Maximum length of a folder's path in characters; multiprocessing's sockets have 104 in all."""
-
-
-@contextmanager
-def own_temporary_folder() -> Iterator[None]:
-    """Sends the temporary files of this process and its children to a folder of its own.
-
-    A child of such a command uses its parent's folder; where none can be made, nothing changes.
-    """
-    base = Path(tempfile.gettempdir())
-    folder = None
-    if not base.name.startswith(PREFIX) and len(str(base)) <= LONGEST:
-        with suppress(OSError):
-            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-    if folder is None:
-        yield
-        return
-    # torch keeps what it compiled there, for later commands too.
-    compiled = base / f"torchinductor_{os.environ.get('USER') or os.getuid()}"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
-    former = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
-    home = os.environ.get("HOME", "/")
-    settings = os.environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
-    if not is_writable(Path(settings, "matplotlib")):
-        # Its own folder would lie in this one, and its removal at exit end with a traceback.
-        os.environ.setdefault("MPLCONFIGDIR", str(folder / "matplotlib"))
-    try:
-        yield
-    finally:
-        os.environ["TMPDIR"], tempfile.tempdir = former or str(base), None
-        shutil.rmtree(folder, ignore_errors=True)
-        with suppress(OSError):
-            # torch 2.15 makes it where nothing is compiled too; it goes if it is empty.
-            compiled.rmdir()
-
-
-def lasting_temporary_folder() -> Path:
-    """Where temporary files outlive the command that makes them."""
-    folder = Path(tempfile.gettempdir())
-    return folder.parent if folder.name.startswith(PREFIX) else folder
