@@ -1,71 +1,19 @@
 """Options are their config's fields: one declaration, one help text, one default."""
 
 import dataclasses
-from dataclasses import dataclass
-from typing import Annotated
 
 import pytest
 import typer
 from tiny_task import Tiny
 from typer.testing import CliRunner
 
-from tpukit.commands.options.option_sets import (
-    Given,
-    field_docs,
-    options_of,
-    with_option_sets,
-)
+from tpukit.commands.options.option_sets import field_docs, with_option_sets
 from tpukit.commands.options.training import TrainingSettings
 from tpukit.errors import ConfigError
 from tpukit.io.ranges import flag
 from tpukit.registry.classes import find_task, make_task
 from tpukit.train.config import OPTIONS, TrainConfig
 from tpukit.train.task import Preset
-
-
-@dataclass(frozen=True)
-class Oven:
-    """A config to derive options from."""
-
-    degrees: int = 180
-    """Temperature
-    in Celsius."""
-    fan: bool | None = None
-    """Use the fan (default: where there is one)."""
-    grill: bool = False
-    """Use the grill."""
-    shelf: str = "middle"
-    """Not among the options."""
-
-
-def run(*arguments: str) -> tuple[Given, str]:
-    """What a command with the oven's options receives, and what it prints."""
-    app, received = typer.Typer(), {}
-
-    @app.command()
-    @with_option_sets
-    def bake(
-        given: Annotated[Given, options_of(Oven, {"Heat": ("degrees", "fan", "grill")})],
-        cake: str = "sponge",
-    ) -> None:
-        received.update(given, cake=cake)
-
-    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}, catch_exceptions=False)
-    return received, result.output
-
-
-def test_a_command_receives_what_was_given_and_nothing_else():
-    assert run()[0] == {"cake": "sponge"}
-    assert run("--degrees", "200", "--no-fan", "--grill")[0] == {
-        "degrees": 200, "fan": False, "grill": True, "cake": "sponge",
-    }  # fmt: skip
-
-
-def test_help_shows_docstring_default_and_panel():
-    text = run("--help")[1]
-    assert "Temperature in Celsius (default: 180)." in text and "Heat" in text
-    assert "--no-fan" in text and "--no-grill" not in text and "--shelf" not in text
-    assert text.count("default: where there is one") == 1
 
 
 def test_every_field_of_the_training_config_has_a_docstring():

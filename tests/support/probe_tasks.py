@@ -51,6 +51,13 @@ class Hungry(Task):
         return [stack_samples([Rows()[0]] * rows, rows)]
 
 
+class Formed(Hungry):
+    """Wide, or narrow."""
+
+    def forms(self):
+        return [self, Hungry(self.width // 4)]
+
+
 class Opens(Hungry):
     """Gives no examples: a trial opens its data."""
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpukit.errors import HardwareError
-from tpukit.knowledge.versions import parse_version
 from tpukit.probe.trial import Effort
 
 SHARDING, REPLICATED = "mhlo.sharding", "{replicated}"
@@ -118,9 +117,8 @@ def program_key(program: Program) -> str:
 
 
 def _with_arguments(program: Program, devices: int) -> Any:
-    """The module with aliased and sharded arguments marked, and each operation's place resolved:
-    as bytes where this jax takes these."""
-    import jax
+    """The module with aliased and sharded arguments marked, and each operation's place resolved, as
+    bytes."""
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir
 
@@ -134,8 +132,7 @@ def _with_arguments(program: Program, devices: int) -> Any:
         arguments, outputs = _attributes(program, devices)
         _set_attributes(main, "arg_attrs", arguments)
         _set_attributes(main, "res_attrs", outputs)
-        takes_bytes = parse_version(jax.__version__) < (0, 8)
-        return mlir.module_to_bytecode(module) if takes_bytes else module
+        return mlir.module_to_bytecode(module)
 
 
 def _attributes(
