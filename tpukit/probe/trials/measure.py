@@ -1,15 +1,11 @@
 """Measured trials: the engine's own step on synthetic batches, timed, with its peak memory."""
 
 import itertools
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.stateful import Stateful
 
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.hardware.memory import ReadMemory
@@ -21,21 +17,17 @@ from tpukit.probe.trial import (
     TrialRequest,
     memory_by_kind,
 )
-from tpukit.train.checkpoint import PlainState, StateDict
-from tpukit.train.checkpoint_writer import BackgroundWriter
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import Learner
 from tpukit.train.loader import example_batches
-from tpukit.train.run_folder import RunFolder
-from tpukit.train.run_log import RunLog
 from tpukit.train.run_state import load_learner
 from tpukit.train.task import PlanSettings, Task
 
 WARM_ROWS = 2
 """Batch size of the first step, which creates the optimizer state; BatchNorm needs two."""
 RUN_BYTES = 32 * 2**20
-"""Bytes that a run's DataLoader, progress bar and threads take beside the batches; half of them are
-thread stacks of the worker pool that read the data, which glibc keeps."""
+"""Bytes that a run's DataLoader, logs, checkpoint writer and threads take beside the batches; half
+of them are thread stacks of the worker pool that read the data, which glibc keeps."""
 
 
 def measure_trial(
@@ -51,25 +43,26 @@ def measure_trial(
 
     Raises whatever the hardware raises when memory runs out.
     """
-    with run_companions():
-        learner = load_learner(task, config, backend)
-        costliest, *others = _host_batches(task, backend, request)
-        keeps = backend.usage().keeps_freed_memory
-        # The step that creates the optimizer state needs few samples.
-        few = replace(request, batch=min(request.batch, WARM_ROWS))
-        warm = costliest if keeps else _host_batches(task, backend, few)[0]
-        _step(learner, config, list(backend.batches([warm] * request.accumulate)))
-        # As in a run, the next batches are sent while a step works, and wait on the device.
-        source = backend.batches(_copies(costliest))
-        seconds = _seconds_per_step(learner, config, source, request.accumulate)
-        between = read_memory()
-        for host in others if keeps else ():
-            _step(learner, config, list(backend.batches([host] * request.accumulate)))
-        _evaluate(learner, next(source))
-        resident = _copy_checkpoint(learner, backend)
-        # Transfer errors surface when a batch is consumed.
-        _next(source, BATCHES_AHEAD)
-        memory = read_memory()
+    held = torch.empty(RUN_BYTES, dtype=torch.uint8)
+    learner = load_learner(task, config, backend)
+    costliest, *others = _host_batches(task, backend, request)
+    keeps = backend.usage().keeps_freed_memory
+    # The step that creates the optimizer state needs few samples.
+    few = replace(request, batch=min(request.batch, WARM_ROWS))
+    warm = costliest if keeps else _host_batches(task, backend, few)[0]
+    _step(learner, config, list(backend.batches([warm] * request.accumulate)))
+    # As in a run, the next batches are sent while a step works, and wait on the device.
+    source = backend.batches(_copies(costliest))
+    seconds = _seconds_per_step(learner, config, source, request.accumulate)
+    between = read_memory()
+    for host in others if keeps else ():
+        _step(learner, config, list(backend.batches([host] * request.accumulate)))
+    _evaluate(learner, next(source))
+    resident = _copy_checkpoint(learner, backend)
+    # Transfer errors surface when a batch is consumed.
+    _next(source, BATCHES_AHEAD)
+    memory = read_memory()
+    del held
     used, limit = (memory.peak, memory.limit) if memory else (None, None)
     waiting = (BATCHES_AHEAD + 1) * sum(t.nbytes for t in costliest.values())
     return Trial(
@@ -85,36 +78,6 @@ def measure_trial(
         parameters=sum(p.numel() for p in backend.unwrap(learner.model).parameters()),
         devices=backend.devices,
     )
-
-
-class _OneValue(Stateful):
-    """The least that a checkpoint holds."""
-
-    def state_dict(self) -> StateDict:
-        nothing: StateDict = {"artifacts": {}, "extra": None, "stream": None, "trained": set()}
-        return {"plain": PlainState(0, "", {}), "model": {"one": torch.ones(1)}, **nothing}
-
-    def load_state_dict(self, state_dict: StateDict) -> None:
-        """Nothing goes on from it."""
-
-
-@contextmanager
-def run_companions() -> Iterator[None]:
-    """A run's logs, event files and checkpoint writer, which count against a memory limit."""
-    with tempfile.TemporaryDirectory() as path:
-        folder = RunFolder(Path(path))
-        folder.create()
-        log, writer = RunLog(folder, lambda line: None), BackgroundWriter(folder.checkpoints)
-        try:
-            log.metric_line({"step": 0, "loss": 0.0})
-            writer.write(_OneValue(), is_best=False)
-            writer.wait()
-            held = torch.empty(RUN_BYTES, dtype=torch.uint8)
-            yield
-            del held
-        finally:
-            writer.close()
-            log.close()
 
 
 def _host_batches(task: Task, backend: Backend, request: TrialRequest) -> list[Batch]:
