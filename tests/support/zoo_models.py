@@ -17,7 +17,7 @@ from tpukit.probe.parity import SeededTask
 from tpukit.train.task import stack_samples
 
 FOLDER = Path(__file__).parent.parent / "zoo"
-TABLE, EXCEPTIONS = FOLDER / "models.toml", FOLDER / "exceptions.toml"
+TABLE = FOLDER / "models.toml"
 CLASSES, WORDS, LENGTH = 4, 96, 16
 
 
@@ -52,22 +52,13 @@ class Entry:
 
 def entries() -> dict[str, Entry]:
     """The table, by name."""
-    table = read_table(TABLE)
+    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
     found = [
         Entry(library, family, **{**DEFAULT_INPUTS[library], **fields})
         for library, families in table.items()
         for family, fields in families.items()
     ]
     return {entry.name: entry for entry in found}
-
-
-def exceptions() -> dict[str, dict[str, Any]]:
-    """By name: the `checks` that a model fails, a part of the `message`, and the `reason`."""
-    return read_table(EXCEPTIONS)
-
-
-def read_table(path: Path) -> dict[str, Any]:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 DEFAULT_INPUTS = {

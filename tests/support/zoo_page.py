@@ -10,20 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zoo_models import FOLDER, Entry, entries, exceptions
+from zoo_models import FOLDER, Entry, entries
 from zoo_stages import CHECKS, outcome
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "models.md"
 RECORD = FOLDER / "results.json"
 HEAD = FOLDER / "page_head.md"
 PACKAGES = ("torch", "torch_xla", "libtpu", "timm", "transformers", "torchvision")
-MEANINGS = {
-    "equals": "the step differs from the CPU's",
-    "one-graph": "compiles after the warm-up",
-    "compiles": "does not compile for a v5e",
-}
-"""A check of `zoo_stages.CHECKS` -> what failing it means."""
-
 PASSES = "passes"
 LABELS = {
     "equals": "a step equals the CPU's",
@@ -33,11 +26,6 @@ LABELS = {
 
 
 # -- the record ----------------------------------------------------------------------------------
-def recorded() -> dict[str, dict[str, str | None]]:
-    """By model and check: None where it passed, else why not."""
-    return record()["results"]
-
-
 def record() -> dict[str, Any]:
     """`versions`, `results`, and of the models compared in float64 `fp32`: by how much a step in
     fp32 differs from the CPU's."""
@@ -48,7 +36,7 @@ def run_missing(names: Sequence[str]) -> None:
     """Runs the stages of these models that have no result; the record is written after each."""
     for name in names:
         for stage, checks in CHECKS.items():
-            if all(check in recorded().get(name, {}) for check in checks):
+            if all(check in record()["results"].get(name, {}) for check in checks):
                 continue
             found = outcome(name, stage, limit_seconds=3000)
             failed = found.failed_checks()
@@ -80,7 +68,7 @@ def page() -> str:
     head = HEAD.read_text(encoding="utf-8").format(
         libraries=f"{', '.join(libraries[:-1])} and {libraries[-1]}",
         exact=len(kept["fp32"]),
-        counts=_counts(all_entries, kept["results"]),
+        counts=_counts(kept["results"]),
         optimized=sum(entry.optimized for entry in all_entries),
         versions=", ".join(f"{name} {version}" for name, version in kept["versions"].items()),
     )
@@ -91,31 +79,23 @@ def page() -> str:
 def result(entry: Entry, kept: Mapping[str, Any]) -> str:
     """What the page says of a model."""
     name, checks = entry.name, kept["results"].get(entry.name, {})
-    failed = [MEANINGS[check] for check, message in checks.items() if message is not None]
-    if failed:
-        return f"**{' and '.join(failed)}**: {exceptions()[name]['reason']}"
-    missing = [stage for stage, own in CHECKS.items() if not checks.keys() >= set(own)]
-    if missing:
-        return f"{' and '.join(missing)}: not run yet"
+    if failed := [f"**{check}**: {message}" for check, message in checks.items() if message]:
+        return "; ".join(failed)
+    if len(checks) < len(LABELS):
+        return "not run yet"
     if name in kept["fp32"]:
         return f"{PASSES} in float64; in fp32 the step differs by {kept['fp32'][name]:.0e}"
     return PASSES
 
 
-def _counts(all_entries: Sequence[Entry], results: Mapping[str, Mapping[str, str | None]]) -> str:
+def _counts(results: Mapping[str, Mapping[str, str | None]]) -> str:
     """How many of the models passed each check, and all."""
-    lines = [f"| of {len(all_entries)} models | run | passed |", "|---|---|---|"]
-    checks = [check for stage in CHECKS.values() for check in stage]
-    for check in checks:
-        found = [
-            results[entry.name][check]
-            for entry in all_entries
-            if check in results.get(entry.name, {})
-        ]
-        lines.append(f"| {LABELS[check]} | {len(found)} | {found.count(None)} |")
-    whole = [results[e.name] for e in all_entries if results.get(e.name, {}).keys() == set(checks)]
-    passed = sum(set(found.values()) == {None} for found in whole)
-    return "\n".join([*lines, f"| all three | {len(whole)} | {passed} |"])
+    lines = [f"| of {len(entries())} models | run | passed |", "|---|---|---|"]
+    for check, label in LABELS.items():
+        found = [checks[check] for checks in results.values() if check in checks]
+        lines.append(f"| {label} | {len(found)} | {found.count(None)} |")
+    whole = [{*found.values()} for found in results.values() if len(found) == len(LABELS)]
+    return "\n".join([*lines, f"| all three | {len(whole)} | {whole.count({None})} |"])
 
 
 def _table(library: str, all_entries: Sequence[Entry], results: Mapping[str, str]) -> str:
