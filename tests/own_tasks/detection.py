@@ -10,19 +10,12 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from tpukit.train.task import Datasets, Task, TrainingDefaults
 
 
-class Squares(torch.utils.data.Dataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        x, y = np.random.default_rng(index).integers(2, 30, 2)
-        image = np.zeros((3, 64, 64), np.float32)
-        image[:, y : y + 24, x : x + 24] = 1
-        box = np.array([[x, y, x + 24, y + 24]], np.float32)
-        return {"image": image, "boxes": box, "labels": np.array([1])}
+def square(index):
+    x, y = np.random.default_rng(index).integers(2, 30, 2)
+    image = np.zeros((3, 64, 64), np.float32)
+    image[:, y : y + 24, x : x + 24] = 1
+    box = np.array([[x, y, x + 24, y + 24]], np.float32)
+    return {"image": image, "boxes": box, "labels": np.array([1])}
 
 
 class Boxes(Task):
@@ -35,7 +28,7 @@ class Boxes(Task):
         return RetinaNet(body, 2, anchor_generator=anchors, min_size=64, max_size=64)
 
     def datasets(self):
-        return Datasets(Squares(16), Squares(6))
+        return Datasets([*map(square, range(16))], [*map(square, range(6))])
 
     def loss(self, model, batch):
         targets = [{"boxes": b, "labels": label}

@@ -2,30 +2,23 @@
 
 import numpy as np
 import torch
+from predicting import Predicting
 from torch import nn
 
-from tpukit import infer
-from tpukit.train.task import Datasets, Task, TrainingDefaults
+from tpukit.train.task import Datasets, TrainingDefaults
 
 NODES, EDGES = 12, 24
 
 
-class Graphs(torch.utils.data.Dataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        rng = np.random.default_rng(index)
-        nodes = rng.integers(4, NODES)
-        kinds, edges = np.zeros((NODES, 3), np.float32), np.zeros((2, EDGES), np.int64)  # glue
-        kinds[:nodes] = np.eye(3)[rng.integers(0, 3, nodes)]
-        edges[:, : 2 * nodes] = rng.integers(0, nodes, (2, 2 * nodes))
-        real = (np.arange(EDGES) < 2 * nodes).astype(np.float32)  # glue
-        target = np.float32(kinds[:, 0].sum())
-        return {"kinds": kinds, "edges": edges, "real": real, "target": target}
+def graph(index):
+    rng = np.random.default_rng(index)
+    nodes = rng.integers(4, NODES)
+    kinds, edges = np.zeros((NODES, 3), np.float32), np.zeros((2, EDGES), np.int64)  # glue
+    kinds[:nodes] = np.eye(3)[rng.integers(0, 3, nodes)]
+    edges[:, : 2 * nodes] = rng.integers(0, nodes, (2, 2 * nodes))
+    real = (np.arange(EDGES) < 2 * nodes).astype(np.float32)  # glue
+    target = np.float32(kinds[:, 0].sum())
+    return {"kinds": kinds, "edges": edges, "real": real, "target": target}
 
 
 class GraphNet(nn.Module):
@@ -45,21 +38,18 @@ class GraphNet(nn.Module):
         return self.leave(hidden).sum((1, 2))
 
 
-class Molecules(Task):
+class Molecules(Predicting):
     defaults = TrainingDefaults(global_batch_size=16, epochs=2, lr=1e-2)
 
     def build_model(self, ops):
         return GraphNet()
 
     def datasets(self):
-        return Datasets(Graphs(64), Graphs(21))
+        return Datasets([*map(graph, range(64))], [*map(graph, range(21))])
 
     def loss(self, model, batch):
         found = model(batch["kinds"], batch["edges"], batch["real"]).float()
         return {"loss": (found - batch["target"]).square()}
 
-    def predict(self, model, backend, request, log):
-        data = self.datasets().valid
-        forward = lambda batch: model(batch["kinds"], batch["edges"], batch["real"])  # noqa: E731
-        np.savetxt(request.out, infer(self, data, forward, backend))
-        return {"rows": len(data), "path": str(request.out)}
+    def outputs(self, model, batch):
+        return model(batch["kinds"], batch["edges"], batch["real"])

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from predicting import Predicting
 from torch import nn
 
-from tpukit import infer
-from tpukit.train.task import Datasets, Task, TrainingDefaults
+from tpukit.train.task import Datasets, TrainingDefaults
 
 
 def write_shards(folder):
@@ -40,7 +40,7 @@ class Shards(torch.utils.data.IterableDataset):
                     yield {"png": data, "label": int(member.name.split("-")[1][0])}
 
 
-class Streamed(Task):
+class Streamed(Predicting):
     defaults = TrainingDefaults(global_batch_size=8, max_steps=8, lr=1e-2)
 
     def __init__(self, data_path="shards"):
@@ -60,8 +60,5 @@ class Streamed(Task):
         scores = model(batch["image"]).float()
         return {"loss": F.cross_entropy(scores, batch["label"], reduction="none")}
 
-    def predict(self, model, backend, request, log):
-        data = self.datasets().valid
-        found = infer(self, data, lambda batch: model(batch["image"]), backend)
-        np.savetxt(request.out, found)
-        return {"rows": len(data), "path": str(request.out)}
+    def outputs(self, model, batch):
+        return model(batch["image"])

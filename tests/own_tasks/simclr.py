@@ -3,21 +3,14 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
+from predicting import Predicting
 from torch import nn
 
-from tpukit import infer
-from tpukit.train.task import Datasets, Task, TrainingDefaults
+from tpukit.train.task import Datasets, TrainingDefaults
 
 
-class Images(torch.utils.data.Dataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        return {"image": np.random.default_rng(index).random((3, 20, 20), dtype=np.float32)}
+def image(index):
+    return {"image": np.random.default_rng(index).random((3, 20, 20), dtype=np.float32)}
 
 
 def crop(image, rng):
@@ -25,7 +18,7 @@ def crop(image, rng):
     return image[:, top : top + 16, left : left + 16]
 
 
-class SimClr(Task):
+class SimClr(Predicting):
     defaults = TrainingDefaults(global_batch_size=64, epochs=2, lr=1e-3)
 
     def build_model(self, ops):
@@ -35,7 +28,7 @@ class SimClr(Task):
         )  # fmt: skip
 
     def datasets(self):
-        return Datasets(Images(128), Images(64))
+        return Datasets([*map(image, range(128))], [*map(image, range(64))])
 
     def draw(self, sample, rng):
         return {"one": crop(sample["image"], rng), "two": crop(sample["image"], rng)}
@@ -47,7 +40,5 @@ class SimClr(Task):
         losses = F.cross_entropy(scores, partner, reduction="none")
         return {"loss": losses.view(2, -1).mean(0)}
 
-    def predict(self, model, backend, request, log):
-        data = self.datasets().valid
-        np.savetxt(request.out, infer(self, data, lambda batch: model(batch["one"]), backend))
-        return {"rows": len(data), "path": str(request.out)}
+    def outputs(self, model, batch):
+        return model(batch["one"])

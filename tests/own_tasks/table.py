@@ -1,11 +1,10 @@
 """Tabular data: a transformer over columns (FT-Transformer), with a rank metric."""
 
-import numpy as np
 import torch
+from predicting import Predicting
 from torch import nn
 
-from tpukit import infer
-from tpukit.train.task import Datasets, Task, TrainingDefaults
+from tpukit.train.task import Datasets, TrainingDefaults
 
 
 class Rows(torch.utils.data.TensorDataset):
@@ -32,7 +31,7 @@ class Columns(nn.Module):
         return self.head(self.body(tokens)[:, 0])[:, 0]
 
 
-class Table(Task):
+class Table(Predicting):
     defaults = TrainingDefaults(global_batch_size=32, epochs=2, lr=1e-3)
 
     def build_model(self, ops):
@@ -55,7 +54,5 @@ class Table(Task):
         above = order[right].sum() - right.sum() * (right.sum() + 1) / 2
         return {"auc": above / (right.sum() * (~right).sum())}
 
-    def predict(self, model, backend, request, log):
-        data = self.datasets().valid
-        np.savetxt(request.out, infer(self, data, lambda batch: model(batch["x"]), backend))
-        return {"rows": len(data), "path": str(request.out)}
+    def outputs(self, model, batch):
+        return model(batch["x"])

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch.nn.functional as F
+from predicting import Predicting
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     DataCollatorForTokenClassification,
@@ -10,8 +11,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from tpukit import infer
-from tpukit.train.task import Datasets, Task, TrainingDefaults
+from tpukit.train.task import Datasets, TrainingDefaults
 
 
 def make_tokenizer():
@@ -31,7 +31,7 @@ def sentences(count, seed):
         yield {"input_ids": tokens, "labels": [int(word % 3) for word in words]}
 
 
-class Tagger(Task):
+class Tagger(Predicting):
     defaults = TrainingDefaults(global_batch_size=16, epochs=2, lr=1e-3)
 
     def build_model(self, ops):
@@ -58,9 +58,5 @@ class Tagger(Task):
         counted = (batch["labels"] != -100).float().sum(1)
         return {"loss": losses.sum(1) / counted.clamp(min=1), "weight": counted}
 
-    def predict(self, model, backend, request, log):
-        data = self.datasets().valid
-        tags = lambda batch: model(batch["input_ids"], batch["attention_mask"]).logits.argmax(2)  # noqa: E731
-        found = infer(self, data, tags, backend)
-        np.savetxt(request.out, found, fmt="%d")
-        return {"rows": len(found), "path": str(request.out)}
+    def outputs(self, model, batch):
+        return model(batch["input_ids"], batch["attention_mask"]).logits.argmax(2)

@@ -3,25 +3,18 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
+from predicting import Predicting
 from torch import nn
 
-from tpukit import infer
-from tpukit.train.task import Datasets, Task, TrainingDefaults
+from tpukit.train.task import Datasets, TrainingDefaults
 
 
-class Volumes(torch.utils.data.Dataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        rng = np.random.default_rng(index)
-        grid = np.stack(np.meshgrid(*[np.arange(12)] * 3, indexing="ij"))
-        ball = ((grid - rng.uniform(3, 9, (3, 1, 1, 1))) ** 2).sum(0) < 9
-        volume = ball[None] + rng.normal(0, 0.3, (1, 12, 12, 12))
-        return {"volume": volume.astype(np.float32), "mask3d": ball.astype(np.int64)}
+def volume(index):
+    rng = np.random.default_rng(index)
+    grid = np.stack(np.meshgrid(*[np.arange(12)] * 3, indexing="ij"))
+    ball = ((grid - rng.uniform(3, 9, (3, 1, 1, 1))) ** 2).sum(0) < 9
+    volume = ball[None] + rng.normal(0, 0.3, (1, 12, 12, 12))
+    return {"volume": volume.astype(np.float32), "mask3d": ball.astype(np.int64)}
 
 
 def block(inside, outside):
@@ -42,14 +35,14 @@ class UNet3D(nn.Module):
         return self.last(torch.cat([first, deep], 1))
 
 
-class Segment(Task):
+class Segment(Predicting):
     defaults = TrainingDefaults(global_batch_size=4, epochs=2, lr=1e-2)
 
     def build_model(self, ops):
         return UNet3D()
 
     def datasets(self):
-        return Datasets(Volumes(16), Volumes(6))
+        return Datasets([*map(volume, range(16))], [*map(volume, range(6))])
 
     def loss(self, model, batch):
         scores, wanted = model(batch["volume"]).float(), batch["mask3d"]
@@ -59,8 +52,5 @@ class Segment(Task):
         losses = F.cross_entropy(scores, wanted, reduction="none").flatten(1).mean(1)
         return {"loss": losses + dice, "dice": 1 - dice.detach()}
 
-    def predict(self, model, backend, request, log):
-        data = self.datasets().valid
-        found = infer(self, data, lambda batch: model(batch["volume"]).argmax(1), backend)
-        np.savetxt(request.out, found.reshape(len(found), -1), fmt="%d")
-        return {"rows": len(found), "path": str(request.out)}
+    def outputs(self, model, batch):
+        return model(batch["volume"]).argmax(1)

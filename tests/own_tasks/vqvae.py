@@ -1,25 +1,17 @@
 """A VQ-VAE: a codebook with a straight-through gradient."""
 
 import numpy as np
-import torch
 import torch.nn.functional as F
+from predicting import Predicting
 from torch import nn
 
-from tpukit import infer
-from tpukit.train.task import Datasets, Task, TrainingDefaults
+from tpukit.train.task import Datasets, TrainingDefaults
 
 
-class Images(torch.utils.data.Dataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        phase = np.random.default_rng(index).uniform(0, 6)
-        wave = np.sin(np.arange(16) * 0.5 + phase)
-        return {"image": np.outer(wave, wave)[None].astype(np.float32)}
+def wave(index):
+    phase = np.random.default_rng(index).uniform(0, 6)
+    wave = np.sin(np.arange(16) * 0.5 + phase)
+    return {"image": np.outer(wave, wave)[None].astype(np.float32)}
 
 
 class VQVAE(nn.Module):
@@ -43,14 +35,14 @@ class VQVAE(nn.Module):
         return made, z, code
 
 
-class Codebook(Task):
+class Codebook(Predicting):
     defaults = TrainingDefaults(global_batch_size=16, epochs=2, lr=1e-3)
 
     def build_model(self, ops):
         return VQVAE()
 
     def datasets(self):
-        return Datasets(Images(64), Images(21))
+        return Datasets([*map(wave, range(64))], [*map(wave, range(21))])
 
     def loss(self, model, batch):
         made, z, code = model(batch["image"])
@@ -59,10 +51,5 @@ class Codebook(Task):
         commit = F.mse_loss(z, code.detach(), reduction="none").flatten(1).mean(1)
         return {"loss": rebuilt + book + 0.25 * commit, "rebuilt": rebuilt}
 
-    def predict(self, model, backend, request, log):
-        data, plain = self.datasets().valid, backend.unwrap(model)
-        found = infer(
-            self, data, lambda batch: plain.nearest(batch["image"])[1].flatten(1), backend
-        )
-        np.savetxt(request.out, found, fmt="%d")
-        return {"rows": len(data), "path": str(request.out)}
+    def outputs(self, model, batch):
+        return model.nearest(batch["image"])[1].flatten(1)

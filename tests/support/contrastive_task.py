@@ -8,19 +8,11 @@ from torch import nn
 from tpukit.train.task import Datasets, ParameterGroup, Task, TrainingDefaults
 
 
-class Pairs:
-    """Vectors and their noisy reverses."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        rng = np.random.default_rng(index)
-        image, noise = rng.standard_normal((2, 8), dtype=np.float32)
-        return {"image": image, "text": image[::-1] + 0.1 * noise}
+def pair(index):
+    """A vector and its noisy reverse."""
+    rng = np.random.default_rng(index)
+    image, noise = rng.standard_normal((2, 8), dtype=np.float32)
+    return {"image": image, "text": image[::-1] + 0.1 * noise}
 
 
 class Towers(nn.Module):
@@ -42,7 +34,7 @@ class Contrastive(Task):
         return Towers()
 
     def datasets(self):
-        return Datasets(Pairs(32), Pairs(10))
+        return Datasets([*map(pair, range(32))], [*map(pair, range(10))])
 
     def parameter_groups(self, model, weight_decay):
         text = ParameterGroup(list(model.text.parameters()), weight_decay, lr_scale=0.5)

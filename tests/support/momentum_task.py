@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from contrastive_task import Pairs, of_all_ranks
+from contrastive_task import of_all_ranks, pair
 from torch import nn
 
 from tpukit.train.task import Datasets, Task, TrainingDefaults
@@ -34,7 +34,7 @@ class MoCo(Task):
         return Encoders()
 
     def datasets(self):
-        return Datasets(Pairs(32), Pairs(8))
+        return Datasets([*map(pair, range(32))], [*map(pair, range(8))])
 
     def loss(self, model, batch):
         query = F.normalize(model.query(batch["image"]).float(), dim=1)

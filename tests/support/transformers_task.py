@@ -8,13 +8,9 @@ from transformers import BertConfig, BertForSequenceClassification
 from tpukit.train.task import Datasets, Task, TrainingDefaults
 
 
-class Sentences:
-    def __len__(self):
-        return 32
-
-    def __getitem__(self, index):
-        words = np.random.default_rng(index).integers(0, 50, 8)
-        return {"words": words, "label": np.int64(index % 2)}
+def sentence(index):
+    words = np.random.default_rng(index).integers(0, 50, 8)
+    return {"words": words, "label": np.int64(index % 2)}
 
 
 class Sentiment(Task):
@@ -29,7 +25,8 @@ class Sentiment(Task):
         return BertForSequenceClassification(config)
 
     def datasets(self):
-        return Datasets(Sentences(), Sentences())
+        sentences = [*map(sentence, range(32))]
+        return Datasets(sentences, sentences)
 
     def loss(self, model, batch):
         logits = model(input_ids=batch["words"]).logits
