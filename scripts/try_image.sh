@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes an environment with the releases that a free TPU notebook has, runs tpukit in it, and prints
-# what passed, failed and was skipped, and the TPU compiler's answers, as JSON:
+# what passed, failed and was skipped, and the TPU compiler's answers:
 #
 #   scripts/try_image.sh kaggle-tpu                  # all parts
 #   scripts/try_image.sh colab-tpu doctor target     # some of them
@@ -13,7 +13,7 @@
 #        notebooks  a whole notebook on eight virtual devices
 #
 # The environment takes 8 GB and is kept in build/, or in the folder that TPUKIT_TRY_DIR names, with
-# the parts' logs and results. PYTHON names the interpreter, else python3.12 or python3.13 is looked
+# the parts' logs. PYTHON names the interpreter, else python3.12 or python3.13 is looked
 # for; TPUKIT_TRY_PROCESSES the number of processes that test (2). PYTEST_ARGUMENTS (`-k zoo`) narrows
 # the parts that test, PROBE_ARGUMENTS (`--start 8 --max 8`) what is compiled.
 set -euo pipefail
@@ -52,22 +52,34 @@ fi
 export PATH="$venv/bin:$PATH" TPUKIT_CACHE_DIR="$venv/cache"
 unset PYTHONPATH VIRTUAL_ENV
 python() { "$venv/bin/python" "$@"; }
+failed=0
 run_tests() { # PART ARGUMENT ...
   local part=$1
   shift
-  python -m pytest -q -n "${TPUKIT_TRY_PROCESSES:-2}" --junitxml "$results/$part.xml" \
-    "$@" ${PYTEST_ARGUMENTS:-} >"$results/$part.log" 2>&1 || true
+  python -m pytest -q -n "${TPUKIT_TRY_PROCESSES:-2}" "$@" ${PYTEST_ARGUMENTS:-} >"$results/$part.log" 2>&1 ||
+    failed=1
+  grep ^FAILED "$results/$part.log" || true
+  echo "$part: $(tail -n 1 "$results/$part.log")"
 }
 probe() { # NAME ARGUMENT ...
   local name=$1
   shift
-  python -m tpukit probe-batch "$@" --target v5e-8 --json ${PROBE_ARGUMENTS:-} >"$results/target-$name.json" \
-    2>"$results/target-$name.log" || true
+  python -m tpukit probe-batch "$@" --target v5e-8 ${PROBE_ARGUMENTS:-} >"$results/target-$name.log" 2>&1 ||
+    failed=1
+  echo "target $name: $(tail -n 3 "$results/target-$name.log")"
 }
+versions
 for part in $parts; do
   echo "$image: $part" >&2
   case $part in
-    doctor) python -m tpukit doctor --quick --json >"$results/doctor.json" || true ;;
+    doctor) # ends with 1 for other remarks, too
+      python -m tpukit doctor --quick --json >"$results/doctor.json" || true
+      python -c 'import json, sys
+about = ("torch-and-torch-xla", "libtpu", "jax", "torchvision", "tensorflow", "old-releases")
+checks = json.load(open(sys.argv[1]))["checks"]
+found = [c for c in checks if c["id"] in about and c["status"] in ("warn", "fail")]
+print("doctor:", found or "no remark about a version")
+sys.exit(bool(found))' "$results/doctor.json" || failed=1 ;;
     target)
       probe gpt2 --task llm
       probe eit --task eit --size published ;;
@@ -79,64 +91,4 @@ for part in $parts; do
     *) echo "no part is called $part" >&2; exit 2 ;;
   esac
 done
-
-python - "$image" "$results" <<'PYTHON'
-import json
-import platform
-import sys
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from xml.etree import ElementTree
-
-image, folder = sys.argv[1], Path(sys.argv[2])
-ABOUT_VERSIONS = ("torch-and-torch-xla", "libtpu", "jax", "torchvision", "tensorflow", "old-releases")
-
-
-def installed(name):
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def counts(file):
-    found = {"passed": 0, "failed": 0, "skipped": 0, "failures": []}
-    for case in ElementTree.parse(file).iter("testcase"):
-        kinds = {child.tag for child in case}
-        kind = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-        found[kind] += 1
-        if kind == "failed":
-            found["failures"].append(f"{case.get('classname')}::{case.get('name')}")
-    return found
-
-
-def answer(file):
-    try:
-        said = json.loads(file.read_text())
-    except ValueError:
-        return {"error": "no answer", "log": str(file.with_suffix(".log"))}
-    keys = ("largest_batch_per_device", "recommended_batch_per_device", "limit_bytes", "versions",
-            "seconds", "error")
-    trials = [{k: t[k] for k in ("batch", "fits", "used_bytes", "effort")} for t in said.get("trials", [])]
-    return {**{k: said[k] for k in keys if k in said}, "trials": trials}
-
-
-names = ("torch", "torch_xla", "torchvision", "libtpu", "jax", "jaxlib", "tensorflow-cpu",
-         "accelerate", "transformers", "timm")
-report = {
-    "image": image,
-    "versions": {"python": platform.python_version(), **{n: installed(n) for n in names}},
-    "parts": {file.stem: counts(file) for file in sorted(folder.glob("*.xml"))},
-    "targets": {f.stem.removeprefix("target-"): answer(f) for f in sorted(folder.glob("target-*.json"))},
-}
-doctor = folder / "doctor.json"
-if doctor.exists():
-    checks = json.loads(doctor.read_text())["checks"]
-    report["remarks_about_versions"] = [
-        check for check in checks if check["id"] in ABOUT_VERSIONS and check["status"] in ("warn", "fail")
-    ]
-print(json.dumps(report, indent=2))
-failed = [n for n, part in report["parts"].items() if part["failed"] or not part["passed"]]
-failed += [n for n, said in report["targets"].items() if not said.get("largest_batch_per_device")]
-sys.exit(bool(failed or report.get("remarks_about_versions")))
-PYTHON
+exit $failed

@@ -91,8 +91,9 @@ def test_normalisation_goes_with_the_run(task):
     other = task.restore({NORMALISATION_FILE: kept.to_bytes()})
     assert np.array_equal(other.normalisation.mean, kept.mean)
     assert (other.settings, task.normalisation) == (task.settings, None)
-    with pytest.raises(CheckpointError, match=NORMALISATION_FILE):
-        task.restore({})
+    for artifacts, told in (({}, NORMALISATION_FILE), ({NORMALISATION_FILE: b"broken"}, "read")):
+        with pytest.raises(CheckpointError, match=told):
+            task.restore(artifacts)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def evaluate_images(trained: Trained, request: EvaluationRequest, log: Log) -> d
     data = request.data or "simulated"
     path = request.data_path
     if path is None and data == "simulated" and request.run is not None:
-        path = trained.data_path(log)
+        path = Path(trained.config.data_path)
     frames = open_test_set(data, path, request)
     out = request.folder(data)
     if trained.backend.is_main:

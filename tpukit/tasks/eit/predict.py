@@ -45,14 +45,6 @@ class Trained:
         chosen = Diffusion().sampling_steps(steps or self.config.sampling_steps)
         return Sampler(chosen, self.config.network.image_side, rows, seed)
 
-    def data_path(self, log: Log) -> Path:
-        """The run's data path, or `./data` where that does not exist."""
-        path = Path(self.config.data_path)
-        if path.is_dir() or path == DEFAULT_FOLDER:
-            return path
-        log(f"{path}, the data of the run, is not there; using ./{DEFAULT_FOLDER}.")
-        return DEFAULT_FOLDER
-
 
 def sample_images(
     trained: Trained, frames: TestSet, request: EvaluationRequest, log: Log
@@ -122,7 +114,7 @@ def predict_images(trained: Trained, request: PredictionRequest, log: Log) -> di
     """
     started = time.monotonic()
     out = image_file(request)
-    frames = open_test_set(request.data_path or trained.data_path(log))
+    frames = open_test_set(request.data_path or Path(trained.config.data_path))
     made = sample_images(trained, frames, EvaluationRequest(request.run), log)
     if trained.backend.is_main:
         with writing_errors(out.parent):
