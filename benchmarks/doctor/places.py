@@ -39,32 +39,6 @@ OFFLINE = {
 }
 
 
-class Runner:
-    """Runs scripts in one environment: in forks of a warm process, or (`fresh`) each in its own."""
-
-    def __init__(self, python: str) -> None:
-        self.python = python
-        self.warm = subprocess.Popen(
-            [python, str(Path(__file__).with_name("places_warm.py"))],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, **OFFLINE},
-        )  # fmt: skip
-
-    def run(self, script: Path, log: Path, environment: dict[str, str], *, fresh: bool) -> int:
-        """The exit code of a script, whose output goes to the log."""
-        environment = {**environment, **OFFLINE}
-        if not fresh:
-            request = {"script": str(script), "log": str(log), "environment": environment}
-            print(json.dumps(request), file=self.warm.stdin, flush=True)
-            return int(self.warm.stdout.readline())
-        with log.open("wb") as out:
-            done = subprocess.run(
-                [self.python, script.name], cwd=script.parent, stdin=subprocess.DEVNULL, stdout=out,
-                stderr=subprocess.STDOUT, timeout=SECONDS, check=False, env=environment,
-            )  # fmt: skip
-        return done.returncode
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("environment", help="the file's name: dev, kaggle, colab")
@@ -76,9 +50,8 @@ def main() -> None:
     cases = [c for c in tomllib.loads(text)["case"] if c["id"] in (options.case or [c["id"]])]
     known_errors()
     results = []
-    runner = Runner(options.python)
     for case in cases:
-        results.append(asked(case, runner))
+        results.append(asked(case, options.python))
         print(line_of(results[-1]), flush=True)
     for way in ("here", "log"):
         print(way, dict(Counter(result[way]["verdict"] for result in results)))
@@ -95,14 +68,23 @@ def main() -> None:
         options.out.write_text(json.dumps(results, indent=1), encoding="utf-8")
 
 
-def asked(case: Record, runner: Runner) -> Record:
+def run(python: str, script: Path, log: Path, environment: dict[str, str]) -> int:
+    """The exit code of a script, whose output goes to the log."""
+    with log.open("wb") as out:
+        done = subprocess.run(
+            [python, script.name], cwd=script.parent, stdin=subprocess.DEVNULL, stdout=out,
+            stderr=subprocess.STDOUT, timeout=SECONDS, check=False, env={**environment, **OFFLINE},
+        )  # fmt: skip
+    return done.returncode
+
+
+def asked(case: Record, python: str) -> Record:
     """A case's answers, and whether its script fails and, patched, passes."""
     with tempfile.TemporaryDirectory(prefix="case-") as folder:
         script, log = Path(folder, "train.py"), Path(folder, "out.log")
         script.write_text(case["script"].lstrip(), encoding="utf-8")
         environment = recording_environment(Path(folder, "record.jsonl"))
-        fresh = case.get("fresh", False)
-        code = runner.run(script, log, environment, fresh=fresh)
+        code = run(python, script, log, environment)
         records = read_records(Path(folder, "record.jsonl"))
         is_silent = code == 0 and any(record.thread for record in records)
         here = answer(case, log, records)
@@ -118,7 +100,7 @@ def asked(case: Record, runner: Runner) -> Record:
             text = text.replace(old, new, 1)
         script.write_text(text, encoding="utf-8")
         plain = {**os.environ, "PYTHONPATH": environment["PYTHONPATH"]}
-        passes = runner.run(script, Path(folder, "patched.log"), plain, fresh=fresh) == 0
+        passes = run(python, script, Path(folder, "patched.log"), plain) == 0
     return {
         "id": case["id"], "about": case["about"], "cause": case["cause"], "patch": case["patch"],
         "fails": code != 0 or is_silent, "passes": passes, "here": here, "log": by_log,
