@@ -220,15 +220,6 @@ def test_a_shell_line_that_goes_on_hides_no_cell(tmp_path):
     assert "".join(cell["source"]).startswith("!pip install a \\\n   b \\\n   c\n")
 
 
-def test_a_file_that_an_exported_notebook_writes(tmp_path):
-    path = tmp_path / "a.py"
-    inner = XM + "xm.mark_step()\n"
-    text = f"x = 1\nget_ipython().run_cell_magic('writefile', 't.py', {inner!r})\n"
-    path.write_text(text + f"get_ipython().run_cell_magic('bash', '', {inner!r})\n")
-    (finding,) = scan_paths([str(path)]).findings
-    assert (finding.id, finding.line, finding.fixable) == ("xm-mark-step", 2, False)
-
-
 @pytest.mark.parametrize("indent", [1, 2, 4, None])
 def test_notebook_keeps_its_layout(tmp_path, indent):
     path = tmp_path / "a.ipynb"
