@@ -4,7 +4,6 @@
 import functools
 import json
 import random
-import re
 import time
 from pathlib import Path
 
@@ -119,18 +118,6 @@ def test_no_log_brings_a_cause_that_is_not_in_it():
     """What else is found says the same less exactly, or follows from it."""
     others = {id: {*found(log)} - {id} - ALSO.get(id, set()) for id, log in LOGS.items()}
     assert {id: other for id, other in others.items() if other} == {}
-
-
-ONE_LINE = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): (?P<message>.{12,})")
-TOLD = {id: line["message"] for id, log in LOGS.items() if (line := ONE_LINE.fullmatch(log))}
-
-
-@pytest.mark.parametrize("before", ["Step failed: ", "[Frob] ERROR: could not run the node: "])
-def test_an_exception_that_a_program_tells_of_is_rarely_taken_for_another(before):
-    first = {id: found(before + TOLD[id])[:1] for id in sorted(TOLD)}
-    right = sum(ids == [id] for id, ids in first.items())
-    other = {id: ids for id, ids in first.items() if ids not in ([], [id])}
-    assert right >= 0.8 * len(first) and len(other) <= 0.05 * len(first), other
 
 
 ALSO = {

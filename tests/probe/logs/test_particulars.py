@@ -24,23 +24,7 @@ def answer(*parts: str) -> str:
     return f"{first.cause} {first.fix}"
 
 
-def marked(path: str, code: str, value: str, index: str) -> str:
-    indent = " " * (4 + code.index(value + index))
-    return frame(path, code) + f"{indent}{'~' * len(value)}{'^' * len(index)}\n"
-
-
-@pytest.mark.parametrize(
-    ("code", "value", "index"),
-    [("a = ids[row] + mask[row]", "mask", "[row]"), ("a = ids[row] + mask[row]", "ids", "[row]"),
-     ("x = self.of(i)[0] + y[1]", "self.of(i)", "[0]")],
-)  # fmt: skip
-def test_the_value_that_python_marks_is_the_one_that_is_none(code, value, index):
-    log = marked("frob/core.py", code, value, index)
-    said = answer(log, "TypeError: 'NoneType' object is not subscriptable\n")
-    assert f"`{value}` is None in `frob` (core.py:7)" in said
-
-
-def test_without_marks_all_values_that_it_can_be_are_named():
+def test_all_values_that_can_be_none_are_named():
     said = answer(
         frame("frob/core.py", "a = ids[row] + mask[row]"),
         "TypeError: 'NoneType' object is not subscriptable\n",

@@ -87,26 +87,17 @@ def answered(tmp_path, library):
     return answer
 
 
-def test_the_condition_is_followed_one_assignment_back_and_turned_round(answered):
+def test_the_condition_is_followed_one_assignment_back(answered):
     for recorded in (True, False):  # the message has the value, too
         first = answered("from frob import Frob\nWIDTH = 7\nFrob(WIDTH)\n", recorded=recorded)
         assert first.id == "raise-site" and first.confidence == "probable"
         assert "core.py:12) raises it where `not width % groups == 0`" in first.cause
         assert "`width` is 7" in first.cause and "`width=WIDTH` (train.py:3)" in first.cause
-        assert "Make `width` a multiple of `groups`" in first.fix
-    assert "(6 or 9; 1, 7 divide 7)" in answered("from frob import Frob\nFrob(7)\n").fix
-
-
-def test_both_conditions_are_ways_out(answered):
-    code = "from frob import Frob\nfrom frob.core import FrobConfig\nFrob(6, args=FrobConfig())\n"
-    first = answered(code)
-    assert "Leave out `args` or make `args.hidden` one of ('a', 'b')." in first.fix
 
 
 def test_a_helper_that_raises_is_asked_for_its_callers_condition(answered):
     first = answered("from frob import stack\nstack([1])\n")
     assert "core.py:27) raises it where `not (len(rows) > 2)`" in first.cause
-    assert "Make `len(rows) > 2`." in first.fix
 
 
 def test_another_machines_log_and_another_release_of_the_file_are_left_alone(answered, library):
@@ -127,7 +118,7 @@ def test_another_machines_log_and_another_release_of_the_file_are_left_alone(ans
     ("code", "fix"),
     [
         ("from frob import join", "In train.py:1: `from frob.parts import join`."),
-        ("from frob import join, Frob, chec", "import join`; `check` in place of `chec`"),
+        ("from frob import join, Frob, chec", "import join`; `chec` is nowhere in frob 2.1"),
         ("from frob import unheard", "`unheard` is nowhere in frob 2.1"),
         ("import frob\nfrob.join(1)", "In train.py:2: `from frob.parts import join`."),
         ("import trainy", "`pip install -U trainy`, whose code asks for it"),

@@ -1,6 +1,5 @@
 """What a traceback names beside the exception: who raised it, who asked, which value and line."""
 
-import difflib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,7 +8,6 @@ from pathlib import Path
 from tpukit.knowledge.error_table import KnownError, line_forms
 from tpukit.knowledge.releases import Lost, libraries, lost_name, owner
 from tpukit.knowledge.versions import installed_versions
-from tpukit.probe.logs.explanations import shorten
 from tpukit.probe.logs.tracebacks import Frame, Raised
 
 _TERM = r"(?<![\w.])[A-Za-z_]\w*(?:\.\w+|\[[^\[\]]{0,60}\]|\([^()]{0,60}\))*?"
@@ -19,10 +17,6 @@ _LOOKUPS = {"__getattr__", "__getitem__", "__getattribute__", "__missing__", "ge
 _PASSING = set(line_forms()["words"]["passing"])
 _FAULTS = set(line_forms()["words"]["faults"])
 """What Python itself raises: no refusal that somebody wrote."""
-CREATING = re.compile(
-    r"\b(?:mkdir|savefig|save|to_csv|to_json|write_\w+|imwrite|open\(.*['\"][wax])"
-)
-"""Calls that make the file that they name."""
 _MOST_TERMS = 3
 _NONE_FORMS = {
     "subscriptable": rf"({_TERM})\[", "callable": rf"({_TERM})\(",
@@ -33,13 +27,6 @@ _NONE_FORMS = {
 
 _NAMED = {name: re.compile(form) for name, form in line_forms()["named"].items()}
 """What a message of any class may name."""
-_LISTED = re.compile(
-    r"['\"`](?P<value>[\w.-]{2,60})['\"`](?!.*['\"`]\s+(?:is|was)\s+(?:one|in)\b)[\s\S]{0,120}?"
-    r"\b(?:one of|choose from|choices|available|supported|allowed|valid|known|options|following)\b"
-    r"[^:\[({]{0,60}[:\[({]\s*(?P<names>[\s\S]{3,1500})",
-    re.IGNORECASE,
-)
-"""A value that is refused, and the list of those that are taken."""
 _LIST = re.compile(r"\[[^\[\]]*,[^\[\]]*\]")
 _ROOT = re.compile(r".*?[/\\](?:site|dist)-packages(?=[/\\])")
 _NAMED_FILE = re.compile(r"\((/[^()\n]{3,400}\.py)\)$")
@@ -73,36 +60,11 @@ def particulars(
         found["code"] = "" if code.startswith(("raise ", "assert ")) else code
         asserted = re.match(r"assert (.+?)(?:, f?[\"'].*)?$", code)
         found["condition"] = asserted[1] if asserted else ""
-    found |= _file_asked_for(raised, found) | _nearest(raised)
     if value := next(_values(raised, captures.get("name", "")), None):
         found["expression"], frame = value
         found["reader"] = f"`{frame.package}` ({frame.place})" if frame.package else frame.place
     found |= _of_release(raised, found, releases) if entry.topic == "release" else _of_call(raised)
     return {name: value for name, value in found.items() if value or name == "remedy"}
-
-
-def _file_asked_for(raised: Raised, found: Mapping[str, str]) -> dict[str, str]:
-    """Whether a missing file is one that the code makes, or that a callback wants to read."""
-    codes = [frame.code for frame in raised.frames if frame.code]
-    folder = re.match(r"(.+)[/\\][^/\\]+$", found.get("path", ""))
-    result: dict[str, str] = {}
-    if folder and (made := next((c for c in reversed(codes) if CREATING.search(c)), "")):
-        result |= {"creating": shorten(made, 80), "folder": folder[1]}
-    asking = (f for f in raised.frames if re.match(r"on_[a-z]+_", f.where) and f.in_library)
-    if callback := next(asking, None):
-        result["callback"] = f"The callback in {callback.place} (`{callback.where}`)"
-    return result
-
-
-def _nearest(raised: Raised) -> dict[str, str]:
-    """Of the names that a message lists, the one that is most like the value it refuses."""
-    match = _LISTED.search(f"{raised.message}\n{raised.details}")
-    if match is None:
-        return {}
-    names = {name.lower(): name for name in re.findall(r"[\w.-]*\w", match["names"])}
-    value = match["value"].lower()
-    near = difflib.get_close_matches(value, names.keys() - {value}, 1)
-    return {"nearest": names[near[0]]} if near else {}
 
 
 def _values(raised: Raised, name: str) -> Iterator[tuple[str, Frame]]:
@@ -118,23 +80,10 @@ def _values(raised: Raised, name: str) -> Iterator[tuple[str, Frame]]:
     for frame in frames:
         found = (match for form in forms for match in re.finditer(form, frame.code))
         terms = list(dict.fromkeys(next(filter(None, match.groups())) for match in found))
-        if len(terms) != 1 and (marked := _marked(frame)):
-            terms = [marked]
         if 0 < len(terms) <= _MOST_TERMS:
             yield "` or `".join(terms), frame
         if frame.where not in _LOOKUPS and raised.class_name != "KeyError":
             return
-
-
-def _marked(frame: Frame) -> str:
-    """What is subscripted or called in the part of the code that Python marks by `~~~^^^`."""
-    before, length = frame.marks.find("^"), len(frame.marks)
-    for start in range(len(frame.code) - length + 1 if before > 0 else 0):
-        part = frame.code[start : start + length]
-        starts = part[0].isidentifier() and not f" {frame.code}"[start].isidentifier()
-        if starts and part[before] in "[(" and part[-1] in ")]":
-            return part[:before]
-    return ""
 
 
 # -- who has to change what ------------------------------------------------------------------------

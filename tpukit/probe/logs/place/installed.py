@@ -74,28 +74,6 @@ class Installed:
         it is not found, or takes any keyword."""
         return _parameters(self, package, name, 0)
 
-    def names(self, module: str) -> set[str]:
-        """The names that a module's `__init__.py` has, and those that its files define."""
-        folder = self.folder(module.partition(".")[0])
-        inner = folder.joinpath(*module.split(".")[1:]) if folder else None
-        if inner is None or not inner.is_dir():
-            return set()
-        defined = {
-            name.decode()
-            for path in inner.glob("*.py")
-            for name in re.findall(
-                rb"^(?:class|def) ([A-Za-z]\w+)", path.read_bytes(), re.MULTILINE
-            )
-        }
-        return public_names(str(inner / "__init__.py")) | defined
-
-    def attributes(self, package: str, name: str) -> set[str]:
-        """Methods and attributes that a class's own body has."""
-        node = _definition(self.folder(package), name)
-        inner = list(ast.walk(node)) if isinstance(node, ast.ClassDef) else []
-        stored = {n.attr for n in inner if isinstance(n, ast.Attribute) and _is_stored(n)}
-        return stored | {n.name for n in inner if isinstance(n, source.Function)}
-
 
 def installed_for(raised: Raised, path: Sequence[str] = ()) -> Installed:
     """The packages that a program could import: by its record, else by the files that it names."""
@@ -222,7 +200,3 @@ def _parameters(installed: Installed, package: str, name: str, depth: int) -> di
 
 def _annotation(node: ast.expr | None) -> str:
     return ast.unparse(node) if node is not None else ""
-
-
-def _is_stored(node: ast.Attribute) -> bool:
-    return isinstance(node.ctx, ast.Store)
