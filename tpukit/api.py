@@ -88,7 +88,7 @@ def fit(
         log(remark)
     hardware = settings.backend_options(request.config)
     in_this_process(hardware, log)
-    with opened_backend(hardware, log, once=False, runs=request.run_folders) as backend:
+    with opened_backend(hardware, log, once=False) as backend:
         import torch
 
         from tpukit.train.run import train_run

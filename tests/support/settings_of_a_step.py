@@ -1,6 +1,5 @@
 """A user's module that a step reads, for `test_python_state.py`: globals, functions, classes."""
 
-import functools
 from contextvars import ContextVar
 from typing import ClassVar
 
@@ -31,11 +30,6 @@ def counting():
     return counted
 
 
-@functools.cache
-def cached(x):
-    return shifted(x)
-
-
 class Meter:
     """With attributes that no dict holds."""
 
@@ -55,10 +49,6 @@ class Scale:
     @property
     def both(self):
         return self.factor * self.power
-
-    @staticmethod
-    def static(x):
-        return x
 
     def __call__(self, x):
         return x * self.both

@@ -28,9 +28,6 @@ STATUS_VARIABLE = "TPUKIT_STATUS"
 """The folder where each rank of a launch writes its process id, exit code and output."""
 LOOPBACK = "127.0.0.1"
 SHOWN_LINES = 20
-SECONDS_BETWEEN_LOOKS = 1.0
-SECONDS_TO_END = 5.0
-"""Time that the other ranks have to end after a failure, before it is printed all the same."""
 FOLLOWING = ("rank-failed", "node-lost")
 """Ids of errors that another rank's end causes."""
 
@@ -77,24 +74,8 @@ def launch(
             start_new_session=True,
         )
         with _passing_signals_on(torchrun, status) as received:
-            code, printed = _wait(torchrun, status)
-        return _exit_code(code, read_statuses(status), received, status, printed)
-
-
-def _wait(torchrun: subprocess.Popen[bytes], status: Path) -> tuple[int, set[int]]:
-    """torchrun's exit code, and the attempts whose failure was printed meanwhile.
-
-    A rank that hangs in another one's absence is killed by torchrun after 30 s.
-    """
-    printed: set[int] = set()
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            return torchrun.wait(SECONDS_BETWEEN_LOOKS), printed
-        ended = [s for s in read_statuses(status) if s.attempt not in printed]
-        failed = [s for s in ended if s.is_cause]
-        if failed and time.time() - failed[0].ended_at > SECONDS_TO_END:
-            printed.add(failed[0].attempt)
-            _print_failure(status, [s for s in failed if s.attempt == failed[0].attempt])
+            code = torchrun.wait()
+        return _exit_code(code, read_statuses(status), received, status)
 
 
 def torchrun_command(arguments: Sequence[str], ranks: int, max_restarts: int) -> list[str]:
@@ -176,9 +157,8 @@ def _send(process: int, number: int) -> None:
 
 
 def _exit_code(
-    torchrun_code: int, statuses: list[RankStatus], received: list[int], folder: Path,
-    printed: set[int],
-) -> int:  # fmt: skip
+    torchrun_code: int, statuses: list[RankStatus], received: list[int], folder: Path
+) -> int:
     last = [s for s in statuses if s.attempt == statuses[-1].attempt]
     failed = [s for s in last if s.exit_code != 0]
     causes = [s for s in failed if s.is_cause]
@@ -186,8 +166,7 @@ def _exit_code(
         if killed := _killed(folder):
             # The others fail because of it: their errors are not the cause.
             print(f"{killed}.", file=sys.stderr)
-        if causes[0].attempt not in printed:
-            _print_failure(folder, causes)
+        _print_failure(folder, causes)
         return _first(causes).exit_code
     if received and (failed or torchrun_code != 0):
         return 128 + received[0]
