@@ -1,12 +1,11 @@
 """Runs with weights in 4 bits and of preferences: resumed, split, exported."""
 
 import importlib.util
-import json
 import shutil
 
 import pytest
 import torch
-from runs import latest, parameters, result, tpukit
+from runs import latest, metrics, parameters, result, tpukit
 from safetensors.torch import load_file
 from tiny_qwen import write_qwen
 
@@ -36,8 +35,7 @@ def train(write_csv, tmp_path):
             "--num-workers", 0, "--precision", "fp32", *options,
         ]  # fmt: skip
         result(tpukit(*map(str, words), "--json", env=env))
-        rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
-        return [row["loss"] for row in rows if row["kind"] == "train"]
+        return [row["loss"] for row in metrics(tmp_path / name) if row["kind"] == "train"]
 
     return run
 

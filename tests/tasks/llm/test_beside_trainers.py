@@ -4,7 +4,7 @@ import importlib.util
 import json
 
 import pytest
-from runs import joint_difference, last_json, parameters, result, script, tpukit
+from runs import joint_difference, last_json, metrics, parameters, result, script, tpukit
 from tiny_qwen import write_tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -54,8 +54,7 @@ def test_losses_and_weights_of_twenty_steps(family, write_csv, tmp_path):
         "--set", "weight_decay=0", "--log-every", 1, "--hw", "cpu", "--num-workers", 0,
     ]  # fmt: skip
     result(tpukit(*map(str, words), "--json", env={"TPUKIT_CACHE_DIR": str(tmp_path / "cache")}))
-    metrics = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    own = [row["loss"] for row in metrics if row["kind"] == "train"]
+    own = [row["loss"] for row in metrics(tmp_path / "run") if row["kind"] == "train"]
     rows = json.dumps([dict(zip(("prompt", "completion"), row, strict=True)) for row in ROWS])
     env = {"USE_TORCH_XLA": "0", "HF_HUB_OFFLINE": "1"}
     for trainer in ("trainer", "sft"):

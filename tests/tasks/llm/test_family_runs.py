@@ -4,7 +4,16 @@ import json
 import shutil
 
 import pytest
-from runs import VIRTUAL_TPU, latest, parameters, relative_difference, result, script, tpukit
+from runs import (
+    VIRTUAL_TPU,
+    latest,
+    metrics,
+    parameters,
+    relative_difference,
+    result,
+    script,
+    tpukit,
+)
 
 from tpukit.tasks.llm.generate import write_dialogues
 from tpukit.tasks.llm.generation.decoding import PREFILL_LENGTHS
@@ -66,7 +75,7 @@ class Runs:
         return self.tell(self.argv(name, hardware, *options))
 
     def losses(self, name):  # type: ignore[no-untyped-def]
-        rows = map(json.loads, (self.folder / name / "metrics.jsonl").read_text().splitlines())
+        rows = metrics(self.folder / name)
         return {(r["kind"], r["step"]): r.get("loss", r.get("valid_loss")) for r in rows}
 
     def predict(self, name, hardware):  # type: ignore[no-untyped-def]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from runs import last_json, result, script, tpukit
+from runs import last_json, metrics, result, script, tpukit
 from tiny_qwen import write_qwen
 from torch.nn import functional as F
 
@@ -34,6 +34,21 @@ ROWS = [
     ["Why did they come? " * 9, "To see Tom.", "Because."],
 ]
 BETA = 0.3
+
+
+@pytest.fixture
+def task_of(write_csv, tmp_path):
+    """A small task on pairs."""
+
+    def make(rows=ROWS, **more):
+        path = write_csv(tmp_path / "train.csv", ["prompt", "chosen", "rejected"], rows)
+        return SummarizeTask(**{
+            "data_path": str(path), "model": "1x1x16", "tokenizer": "train", "vocabulary_size": 300,
+            "id_column": "", "prompt_column": "prompt", "completion_column": "chosen",
+            "rejected_column": "rejected", "template": "{prompt}", "block_size": 128, **more,
+        })  # fmt: skip
+
+    return make
 
 
 @pytest.fixture
@@ -116,43 +131,28 @@ def test_packed_pairs_have_the_loss_of_single_documents(samples, counts):
     assert none["loss"] == 0 and none["weight"] == 0
 
 
-def test_chosen_completions_alone_are_evaluated(write_csv, tmp_path):
-    path = write_csv(tmp_path / "train.csv", ["prompt", "chosen", "rejected"], ROWS)
-    task = SummarizeTask(
-        data_path=str(path), model="1x1x16", tokenizer="train", vocabulary_size=300, id_column="",
-        prompt_column="prompt", completion_column="chosen", rejected_column="rejected",
-        template="{prompt}", block_size=128,
-    )  # fmt: skip
-    row = next(iter(read_rows(path, summaries=True, columns=COLUMNS)))
+def test_chosen_completions_alone_are_evaluated(task_of):
+    task = task_of()
+    row = next(iter(read_rows(task.train_file, summaries=True, columns=COLUMNS)))
     assert task.prompt_format.example(row).learned is not None
     tokens, targets, learned = task._evaluated().prompt_format.example(row)
     assert task.tokenizer.decode(tokens) == "".join(ROWS[0][:2]) and learned is None
     assert task.tokenizer.decode(tokens[-targets:]) == ROWS[0][1]
 
 
-def test_pairs_held_out_of_training_are_the_tested_ones(write_csv, tmp_path):
+def test_pairs_held_out_of_training_are_the_tested_ones(task_of):
     """Pairs whose rejected completion alone is too long were in no part."""
     rows = [[f"Who {n}? ", f"Ann {n}.", "No " * (90 if n % 3 == 0 else 1)] for n in range(20)]
-    path = write_csv(tmp_path / "train.csv", ["prompt", "chosen", "rejected"], rows)
-    task = SummarizeTask(
-        data_path=str(path), model="1x1x16", tokenizer="train", vocabulary_size=300, id_column="",
-        prompt_column="prompt", completion_column="chosen", rejected_column="rejected",
-        template="{prompt}", block_size=64, valid_fraction=0.5,
-    )  # fmt: skip
+    task = task_of(rows, block_size=64, valid_fraction=0.5)
     valid = task.datasets().valid
     held_out = [valid.prompt_and_targets(index)[1][:-1] for index in range(len(valid))]
-    tested, _ = validation_rows(task._evaluated(), path, None, print)
+    tested, _ = validation_rows(task._evaluated(), task.train_file, None, print)
     assert [row.summary for row in tested] == [task.tokenizer.decode(said) for said in held_out]
     assert len(tested) == 6
 
 
-def test_biases_that_the_model_at_the_start_would_share_are_refused(write_csv, tmp_path):
-    path = write_csv(tmp_path / "train.csv", ["prompt", "chosen", "rejected"], ROWS)
-    task = SummarizeTask(
-        data_path=str(path), model="1x1x16", tokenizer="train", vocabulary_size=300, id_column="",
-        prompt_column="prompt", completion_column="chosen", rejected_column="rejected",
-        template="{prompt}", block_size=128, lora_rank=2, adapter="bias=all",
-    )  # fmt: skip
+def test_biases_that_the_model_at_the_start_would_share_are_refused(task_of):
+    task = task_of(lora_rank=2, adapter="bias=all")
     with pytest.raises(ConfigError, match="bias 'all': preferences need the model at the start"):
         task.build_model(TorchOps())
 
@@ -205,6 +205,5 @@ def test_twenty_steps_have_the_losses_of_trl(adapted, write_csv, tmp_path):
     env = {"USE_TORCH_XLA": "0", "HF_HUB_OFFLINE": "1"}
     rows = [dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in PAIRS]
     theirs = last_json(script("trl_preferences.py", start, adapter, json.dumps(rows), env=env))
-    metrics = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    own = [row["loss"] for row in metrics if row["kind"] == "train"]
+    own = [row["loss"] for row in metrics(tmp_path / "run") if row["kind"] == "train"]
     assert own == pytest.approx(theirs, abs=1e-5) and own[-1] < own[0] - 0.02

@@ -140,17 +140,6 @@ def _with_articles(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class DialogueFiles:
-    """What `write_dialogues` wrote."""
-
-    train: Path
-    test: Path
-    references: Path
-    train_rows: int
-    test_rows: int
-
-
-@dataclass(frozen=True)
 class GeneratedDialogues:
     """Generate dialogues and their summaries; the test part's names and topics are its own."""
 
@@ -166,17 +155,18 @@ class GeneratedDialogues:
     def write(self, out: Path, progress: Progress, log: Callable[[str], None]) -> dict[str, Any]:
         """Writes `train.csv`, `test.csv` and `test_references.csv`; their JSON fields."""
         written = write_dialogues(out, self.n, self.seed, progress.advance)
-        log(f"{written.train_rows:,} rows in {written.train}")
-        log(f"{written.test_rows:,} rows in {written.test}, their summaries beside it")
+        log(f"{written['train_rows']:,} rows in {written['train']}")
+        log(f"{written['test_rows']:,} rows in {written['test']}, their summaries beside it")
         command = f"tpukit summarize-train --preset quick --data-path {quote(str(out))}"
         log(f"Train on them: {command}")
-        return {n: str(v) if isinstance(v, Path) else v for n, v in vars(written).items()}
+        return written
 
 
 def write_dialogues(
     out: Path, n: int, seed: int, made: Callable[[], object] = lambda: None
-) -> DialogueFiles:
-    """Writes `train.csv`, `test.csv` and `test_references.csv` into `out`; memory is constant.
+) -> dict[str, Any]:
+    """Writes `train.csv`, `test.csv` and `test_references.csv` into `out`, in constant memory; the
+    JSON fields of it.
 
     n: rows in all, at least 2; a tenth of them, at most 5000, are the test part. `made` is called
     after each dialogue. Raises `DataError` where `out` cannot be written.
@@ -191,7 +181,8 @@ def write_dialogues(
         tests = [names, *_rows(seed, "test", test_rows, made)]
         write_csv(paths[1], ((row[0], row[1]) for row in tests))
         write_csv(paths[2], ((row[0], row[2]) for row in tests))
-    return DialogueFiles(paths[0], paths[1], paths[2], train_rows, test_rows)
+    files = dict(zip(("train", "test", "references"), map(str, paths), strict=True))
+    return files | {"train_rows": train_rows, "test_rows": test_rows}
 
 
 def _rows(

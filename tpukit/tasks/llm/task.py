@@ -140,8 +140,12 @@ class SummarizeTask(Task):
         """A run's tokenizer, else the one read, or trained on the training file."""
         name = self.settings.tokenizer
         if not name:
-            weights = self._weights_folder()
-            name = weights if weights and has_tokenizer(Path(weights)) else "gpt2"
+            name = "gpt2"
+            if not (self.settings.from_scratch or self._named in GPT2_SIZES):
+                from tpukit.tasks.llm.model.load import weights_folder
+
+                folder = weights_folder(self._named)
+                name = str(folder) if has_tokenizer(folder) else name
         if name == "train":
             columns = self.settings.style.columns
             found = trained_tokenizer(self.train_file, self.settings.vocabulary_size, columns)
@@ -156,18 +160,6 @@ class SummarizeTask(Task):
         if is_hub_data(named):
             return named.removeprefix("hf://")
         return str(local_copy(named)) if address_of(named) else named
-
-    def _weights_folder(self) -> str | None:
-        """Where the weights lie; those of a public model other than GPT-2 are downloaded."""
-        named = self._named
-        if self.settings.from_scratch or named in GPT2_SIZES:
-            return self.settings.init
-        from tpukit.tasks.hub.models import download, is_on_hub
-        from tpukit.tasks.llm.model.sizes import named_sizes
-
-        if not is_on_hub(named):
-            return named
-        return str(download(named_sizes().get(named, {}).get("hub", named), f"--init {named}"))
 
     @cached_property
     def learned_format(self) -> PromptFormat:

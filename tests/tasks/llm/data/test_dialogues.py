@@ -49,10 +49,10 @@ def test_summaries_follow_from_dialogues() -> None:
 
 def test_the_set_is_not_too_easy(tmp_path: Path) -> None:
     files = write_dialogues(tmp_path, 4000, 0)
-    tests = [make_dialogue(0, "test", index) for index in range(files.test_rows)]
+    tests = [make_dialogue(0, "test", index) for index in range(files["test_rows"])]
     references = [sample.summary for sample in tests]
     lead = rouge_scores(references, [lead_line(sample.dialogue) for sample in tests])
-    rows = training_rows(files.train, DIALOGUES, {1, 2})
+    rows = training_rows(Path(files["train"]), DIALOGUES, {1, 2})
     assert {row.number for row in rows} == {*range(3, len(rows) + 3)}
     nearest = rouge_scores(references, nearest_summaries(rows, [s.dialogue for s in tests]))
     assert lead["rougeL"].mean() <= 0.30
@@ -61,15 +61,15 @@ def test_the_set_is_not_too_easy(tmp_path: Path) -> None:
 
 def test_files(tmp_path: Path) -> None:
     files = write_dialogues(tmp_path / "new", 50, 2)
-    assert (files.train_rows, files.test_rows) == (45, 5)
-    with files.test.open(newline="") as file:
+    assert (files["train_rows"], files["test_rows"]) == (45, 5)
+    with Path(files["test"]).open(newline="") as file:
         tests = list(csv.DictReader(file))
-    with files.references.open(newline="") as file:
+    with Path(files["references"]).open(newline="") as file:
         assert [row["id"] for row in csv.DictReader(file)] == [row["id"] for row in tests]
     assert list(tests[0]) == ["id", "dialogue"]
-    before = files.train.read_bytes()
+    before = Path(files["train"]).read_bytes()
     write_dialogues(tmp_path / "new", 50, 2)
-    assert files.train.read_bytes() == before
+    assert Path(files["train"]).read_bytes() == before
     assert not list((tmp_path / "new").glob(".*"))
 
 

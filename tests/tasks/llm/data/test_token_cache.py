@@ -53,12 +53,12 @@ def test_long_summaries_are_counted(tmp_path: Path, tokenizer: Tokenizer, write_
 def test_many_processes_write_what_one_writes(tmp_path: Path, tokenizer: Tokenizer) -> None:
     files = write_dialogues(tmp_path, 3000, 0)
     progress = Progress("Tokenising", enabled=False)
-    cache = open_token_cache(files.train, tokenizer, 256, progress=progress)
+    cache = open_token_cache(Path(files["train"]), tokenizer, 256, progress=progress)
     assert progress.done == 2700 and len(cache) == 2700
     formats = PromptFormat(tokenizer, 256)
     from tpukit.tasks.llm.data.rows import read_rows
 
-    for index, row in enumerate(read_rows(files.train, summaries=True)):
+    for index, row in enumerate(read_rows(Path(files["train"]), summaries=True)):
         if index % 450 == 0:
             example = formats.example(row)
             assert example is not None
@@ -97,7 +97,7 @@ def test_a_damaged_cache_is_built_again(
 
 def test_the_split_is_seeded_and_covers_all(tmp_path: Path, tokenizer: Tokenizer) -> None:
     files = write_dialogues(tmp_path, 300, 0)
-    cache = open_token_cache(files.train, tokenizer, 256)
+    cache = open_token_cache(Path(files["train"]), tokenizer, 256)
     train, valid = split_indices(len(cache), 0.05, 1)
     assert len(valid) == round(270 * 0.05)
     assert sorted([*train, *valid]) == list(range(270))

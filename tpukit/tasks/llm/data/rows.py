@@ -161,32 +161,19 @@ def _row(number: int, values: Mapping[str, str], columns: Columns) -> Row:
 def _of_messages(where: str, row: Row, column: str, *, learned: bool) -> Row:
     """The messages before the assistant's last one, which is the completion; what follows it in a
     conversation that is learned is left out."""
+    messages = _listed(where, column, row.dialogue)
     where = f"{where}, column {column!r}"
-    try:
-        messages = json.loads(row.dialogue)
-        if _are_more(messages):
-            raise ValueError
-        if learned and not any(message["role"] == "assistant" for message in messages):
-            raise DataError(f"{where}: the assistant says nothing.", "Remove the row.")
-        while learned and messages[-1]["role"] != "assistant":
-            messages.pop()
-        last = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
-        texts = [last, *(m[name] for m in messages for name in ("role", "content"))]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError
-        if not messages:
-            raise DataError(
-                f"{where}: nothing precedes the assistant's message.", "Remove the row."
-            )
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{where}: {NO_MESSAGES[0]}", NO_MESSAGES[1]) from error
+    if messages is None:
+        raise DataError(f"{where}: {NO_MESSAGES[0]}", NO_MESSAGES[1])
+    if learned and not any(message["role"] == "assistant" for message in messages):
+        raise DataError(f"{where}: the assistant says nothing.", "Remove the row.")
+    while learned and messages[-1]["role"] != "assistant":
+        messages.pop()
+    said = messages.pop()["content"] if messages[-1]["role"] == "assistant" else ""
+    if not messages:
+        raise DataError(f"{where}: nothing precedes the assistant's message.", "Remove the row.")
     dialogue = json.dumps(messages, ensure_ascii=False)
-    return replace(row, dialogue=dialogue, summary=last, has_messages=True)
-
-
-def _are_more(messages: list[dict[str, Any]]) -> bool:
-    """Whether messages have more than a role and a text, or some are not to be learned."""
-    return any(message.get("weight") == 0 or any(map(message.get, UNREAD)) for message in messages)
+    return replace(row, dialogue=dialogue, summary=said, has_messages=True)
 
 
 def _of_lists(where: str, row: Row, columns: Columns) -> Row:
@@ -232,19 +219,21 @@ def _of_lists(where: str, row: Row, columns: Columns) -> Row:
     return replace(row, dialogue=json.dumps(messages, ensure_ascii=False), has_messages=True)
 
 
-def _listed(where: str, column: str, text: str) -> list[dict[str, str]] | None:
+def _listed(where: str, column: str, text: str) -> list[dict[str, Any]] | None:
     """The messages that a field lists; None where it is plain text."""
     if not text.lstrip().startswith("["):
         return None
     try:
-        messages: list[dict[str, str]] = json.loads(text)
+        messages: list[dict[str, Any]] = json.loads(text)
     except (ValueError, RecursionError):
         return None
     kinds = [part.keys() & SAID_BY if isinstance(part, dict) else None for part in messages]
     if not messages or not all(kinds):
         return None
     texts = (message.get(name) for message in messages for name in ("role", "content"))
-    if not all(isinstance(text, str) for text in texts) or _are_more(messages):
+    # More than a role and a text, or what is not to be learned.
+    more = any(message.get("weight") == 0 or any(map(message.get, UNREAD)) for message in messages)
+    if more or not all(isinstance(text, str) for text in texts):
         raise DataError(f"{where}, column {column!r}: {NO_MESSAGES[0]}", NO_MESSAGES[1])
     return messages
 

@@ -117,14 +117,20 @@ def require_vocabulary(pretrained: Pretrained, tokenizer: Tokenizer) -> None:
 
 
 # -- directories and the hub ---------------------------------------------------------------------
-def read_pretrained(source: str, block_size: int) -> Pretrained:
-    """A local directory, else one of the hub. Raises `DataError` for what cannot be read."""
+def weights_folder(source: str) -> Path:
+    """A local directory, else one of the hub. Raises `DataError` where there is none."""
     path = Path(source).expanduser()
-    if not path.is_dir():
-        if path.is_file() or not is_on_hub(source):
-            found = "a file" if path.is_file() else "nothing"
-            raise DataError(f"--init {source}: there is {found} there.", WHAT_INIT_TAKES)
-        path = download(named_sizes().get(source, {}).get("hub", source), f"--init {source}")
+    if path.is_dir():
+        return path
+    if path.is_file() or not is_on_hub(source):
+        found = "a file" if path.is_file() else "nothing"
+        raise DataError(f"--init {source}: there is {found} there.", WHAT_INIT_TAKES)
+    return download(named_sizes().get(source, {}).get("hub", source), f"--init {source}")
+
+
+def read_pretrained(source: str, block_size: int) -> Pretrained:
+    """The weights of a directory or of the hub. Raises `DataError` for what cannot be read."""
+    path = weights_folder(source)
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
         raise DataError(
             f"{path} holds an adapter of peft without the weights beside which it was trained.",
