@@ -1,13 +1,14 @@
 """Finding the largest batch under one memory limit: tpukit, Lightning's finder, accelerate's.
 
-    python benchmarks/probe_peers.py [--task eit|llm] [--limit 1GB]
+    python benchmarks/probe_peers.py [--task eit|llm] [--limit 1GB] [--xla]
 
 All search for the same model, optimizer and limit on this machine's CPU, one after another.
 What each recommends is then tried: `tpukit train` on synthetic data at that batch under the same
 limit, an epoch (so that every shape of batch is met) with a validation and a checkpoint. An answer
 is false where that run fails, or where one a tenth larger succeeds.
 Lightning's (`BatchSizeFinder`, binary search) and accelerate's (`find_executable_batch_size`)
-finders train in this process' child, as their users call them.
+finders train in this process' child, as their users call them. With --xla tpukit alone is asked,
+for torch_xla on this CPU: the finders know no XLA.
 """
 
 import argparse
@@ -31,25 +32,30 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "init": "scratch", "score_samples": 0,
     },
 }  # fmt: skip
+SHORTER = {"block_size": 128}
+"""For XLA, which compiles each length: four, all met within an epoch. Of the eight up to 256 the
+costliest is met once in several epochs, and only then a batch too large fails."""
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="eit", choices=sorted(SETTINGS))
     parser.add_argument("--limit", default="1GB")
+    parser.add_argument("--xla", action="store_true")
     parser.add_argument("--peer", choices=["lightning", "accelerate"], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "2", "USE_TORCH_XLA": "0"}
+def environment(*, xla: bool = False) -> dict[str, str]:
+    virtual_tpu = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1"} if xla else {"USE_TORCH_XLA": "0"}
+    return {**os.environ, "OMP_NUM_THREADS": "2", **virtual_tpu}
 
 
-def tpukit(*arguments: str) -> subprocess.CompletedProcess[str]:
-    hardware = ["--hw", "cpu"] if arguments[0] != "data" else []
+def tpukit(*arguments: str, xla: bool = False) -> subprocess.CompletedProcess[str]:
+    hardware = ["--hw", "tpu" if xla else "cpu"] if arguments[0] != "data" else []
     return subprocess.run(
         [sys.executable, "-m", "tpukit", *arguments, *hardware],
-        env=environment(), capture_output=True, text=True, timeout=1800, check=False,
+        env=environment(xla=xla), capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
 
 
@@ -58,10 +64,10 @@ def task_options(task: str) -> list[str]:
     return [*options, "--data-path", os.environ["DATA"]]
 
 
-def ours(task: str, limit: str) -> dict[str, Any]:
+def ours(task: str, limit: str, *, xla: bool) -> dict[str, Any]:
     started = time.monotonic()
     done = tpukit("probe-batch", "--task", task, *task_options(task), "--memory-limit", limit,
-                  "--start", str(START), "--json")  # fmt: skip
+                  "--start", str(START), "--json", xla=xla)  # fmt: skip
     seconds = time.monotonic() - started
     if done.returncode:
         return {"error": done.stderr[-500:], "seconds": seconds}
@@ -170,14 +176,14 @@ def lightning_finder(training: Training) -> int:
 
 
 # -- whether an answer is true -----------------------------------------------------------------
-def runs(task: str, limit: str, rows: int) -> bool:
+def runs(task: str, limit: str, rows: int, *, xla: bool) -> bool:
     """Whether a training run at this batch lives within the limit."""
     epoch = str(-(-SAMPLES // rows))
     command = ["train"] if task == "eit" else ["summarize-train"]
     with tempfile.TemporaryDirectory() as folder:
         done = tpukit(*command, *task_options(task), "--memory-limit", limit,
                       "--global-batch-size", str(rows), "--accumulate", "1", "--max-steps", epoch,
-                      "--num-workers", "0", "--results-dir", f"{folder}/run")  # fmt: skip
+                      "--num-workers", "0", "--results-dir", f"{folder}/run", xla=xla)  # fmt: skip
     if done.returncode and not any(word in done.stderr for word in ("memory", "bad_alloc")):
         raise RuntimeError(done.stderr[-2000:])
     return done.returncode == 0
@@ -190,6 +196,8 @@ def make_data(task: str, folder: str) -> None:
 
 def main() -> None:
     arguments = parse()
+    if arguments.xla and arguments.task == "llm":
+        SETTINGS["llm"] |= SHORTER
     if arguments.peer:
         finders = {"lightning": lightning_finder, "accelerate": accelerate_finder}
         print(finders[arguments.peer](Training(arguments.task, arguments.limit)))
@@ -201,27 +209,27 @@ def main() -> None:
 
 
 def report(arguments: argparse.Namespace) -> None:
-    task, limit = arguments.task, arguments.limit
+    task, limit, xla = arguments.task, arguments.limit, arguments.xla
     # Samples are packed and tokens cached for all of them alike.
-    runs(task, limit, 32)
-    answers = {"tpukit": ours(task, limit)}
-    for name in ("lightning", "accelerate"):
+    runs(task, limit, 32, xla=xla)
+    answers = {"tpukit": ours(task, limit, xla=xla)}
+    for name in () if xla else ("lightning", "accelerate"):
         answers[name] = peer(name, task, limit)
     for answer in answers.values():
         if largest := answer.get("largest"):
-            answer["runs"] = runs(task, limit, largest)
-            answer["runs_a_tenth_above"] = runs(task, limit, -(-largest * 11 // 10))
+            answer["runs"] = runs(task, limit, largest, xla=xla)
+            answer["runs_a_tenth_above"] = runs(task, limit, -(-largest * 11 // 10), xla=xla)
             answer["true"] = answer["runs"] and not answer["runs_a_tenth_above"]
     result = {
         "question": "largest batch under a memory limit: trials and seconds",
         "task": task,
         "settings": SETTINGS[task],
-        "hardware": "CPU, eager",
+        "hardware": "torch_xla on the CPU" if xla else "CPU, eager",
         "limit": limit,
         "cores": os.cpu_count(),
         "answers": answers,
     }
-    path = RESULTS / f"probe_peers_{task}.json"
+    path = RESULTS / f"probe_peers_{task}{'_xla' * xla}.json"
     write_result(path, result)
     names = ("largest", "trials", "seconds", "runs", "runs_a_tenth_above", "error")
     print(table([{"finder": finder, **{name: answer.get(name, "") for name in names}}

@@ -41,6 +41,7 @@ def finished(tmp_path_factory):
         (["--set", "beta1=1"], ["--set beta1 1", "[0, 1)"]),
         (["--set", "loader_timeout=0"], ["--set loader_timeout 0", "[1, 2592000]"]),
         (["--global-batch-size", str(2**63)], ["--global-batch-size", "[1, 2147483647]"]),
+        (["--master-port", "70000"], ["--master-port 70000", "[1, 65535]"]),
         (["--results-dir", "x" * 300], ["--results-dir", "File name too long", "xxx...xxx"]),
         (["--config", "http://host/run.toml"], ["--config", "http:/host/run.toml"]),
         (["--config", "/dev/full"], ["--config", "not a regular file"]),

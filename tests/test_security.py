@@ -53,8 +53,13 @@ def listening(process):
 
 
 @pytest.mark.slow
-def test_ranks_of_one_host_listen_on_loopback_alone(tmp_path):
-    with training(tmp_path / "run", "--devices", "2") as process:
+@pytest.mark.parametrize(
+    "options",
+    [[], ["--master-port", "29761"]],
+    ids=["free", "given"],
+)
+def test_ranks_of_one_host_listen_on_loopback_alone(tmp_path, options):
+    with training(tmp_path / "run", "--devices", "2", *options) as process:
         assert listening(process) == {"127.0.0.1"}
 
 
@@ -65,9 +70,10 @@ def test_a_single_process_listens_nowhere(tmp_path):
 
 def test_only_a_users_own_torchrun_may_listen_on_the_network():
     """What tpukit starts itself is of one host: no option of it names another."""
-    command = torchrun_command(["tpukit"], 2, 0)
-    assert "--local-addr=127.0.0.1" in command
-    assert not [word for word in command if word.startswith(("--nnodes", "--rdzv"))]
+    for port in (None, 29500):
+        command = torchrun_command(["tpukit"], 2, port)
+        assert "--local-addr=127.0.0.1" in command
+        assert not [word for word in command if word.startswith(("--nnodes", "--rdzv"))]
 
 
 # -- writes ------------------------------------------------------------------------------------

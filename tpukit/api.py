@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     RunLike = str | Path | TrainingResult | TrainedTask | type[Task] | Task
 
 Log = Callable[[str], None]
+HARDWARE = tuple(name for name in USED if name != "master_port")
+"""Options of `evaluate` and `predict` that choose the hardware."""
 Options = TypeVar("Options")
 
 
@@ -88,7 +90,7 @@ def fit(
         log(remark)
     hardware = settings.backend_options(request.config)
     in_this_process(hardware, log)
-    with opened_backend(hardware, log, once=False) as backend:
+    with opened_backend(hardware, log, once=False, runs=request.run_folders) as backend:
         import torch
 
         from tpukit.train.run import train_run
@@ -271,7 +273,7 @@ def _take(kind: type[Options], options: dict[str, Any]) -> Options:
 
 def _hardware(options: dict[str, Any], log: Log) -> HardwareOptions:
     """Takes the hardware's options out of a call's."""
-    given = {name: options.pop(name) for name in USED if name in options}
+    given = {name: options.pop(name) for name in HARDWARE if name in options}
     hardware = hardware_options(given)
     in_this_process(hardware, log)
     return hardware
@@ -284,7 +286,7 @@ def _refuse_unknown(
     declared = getattr(trained.task, DECLARED[command])
     own = [field.name for field in dataclasses.fields(declared)] if declared else []
     for name in options.keys() - set(own):
-        near = nearest(name, [*USED, *own, *(f.name for f in dataclasses.fields(kind))])
+        near = nearest(name, [*HARDWARE, *own, *(f.name for f in dataclasses.fields(kind))])
         raise ConfigError(f"unknown option {name!r}.", f"Did you mean {near}?" if near else None)
 
 

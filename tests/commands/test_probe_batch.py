@@ -60,8 +60,10 @@ def test_memory_of_the_tasks_own_tables_does_not_count_against_the_limit():
 @pytest.mark.xla
 def test_batches_sent_ahead_count():
     """24 samples are 96 MB: one batch would fit into 500 MB, the ones that a run holds do not."""
-    [trial] = result(probe("Wide", "--hw", "tpu", "--start", "24", "--max", "24", **XLA))["trials"]
-    assert trial["used_bytes"] > 500e6
+    once = ("--hw", "tpu", "--memory-limit", "500MB", "--start", "24", "--max", "24",
+            "--multiple-of", "12")  # fmt: skip
+    (first, *_) = result(probe("Wide", *once, **XLA))["trials"]
+    assert (first["batch"], first["fits"]) == (24, False)
 
 
 def train_at(rows: int, folder: Path):
@@ -69,6 +71,17 @@ def train_at(rows: int, folder: Path):
         "train", "--task", f"{TASKS}:Hungry", "--global-batch-size", str(rows), "--accumulate", "1",
         "--num-workers", "0", "--results-dir", folder, *LIMITED,
     )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_xla_under_a_limit():
+    found = result(
+        probe("Hungry", "--hw", "tpu", "--memory-limit", "1GB", "--multiple-of", "4", **XLA)
+    )
+    largest = found["largest_batch_per_device"]
+    fits = {trial["batch"]: trial["fits"] for trial in found["trials"]}
+    assert fits[largest] and not fits[largest + 4]
 
 
 @pytest.mark.slow

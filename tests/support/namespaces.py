@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 
+from wire import Wire
+
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
@@ -46,3 +48,14 @@ class TwoNamespaces:
         for node in (0, 1):
             self.kill(node)
             ip("netns", "del", self.names[node])
+
+
+class WiredNamespaces(TwoNamespaces):
+    """Joined by a wire of the test's, which delays, loses and holds packets."""
+
+    def connect(self) -> None:
+        self.wire = Wire(list(zip(self.names, self.links, strict=True)))
+
+    def close(self) -> None:
+        self.wire.close()
+        super().close()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tpukit.hardware.memory import is_out_of_memory, limit_host_memory
+from tpukit.hardware.memory import is_out_of_memory
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
 
@@ -73,8 +73,7 @@ def recompute(how):
 def out_of_memory(kind):
     """Whether a real failure of a limited device is recognised, and its text."""
     if kind == "xla":
-        backend = opened(devices=1)
-        limit_host_memory(2**29)
+        backend = opened(devices=1, memory_limit=2**29)
     else:
         backend = open_backend(HardwareOptions(hw="cpu", memory_limit=2**29))
     small = torch.zeros(2**20, device=backend.device)

@@ -50,6 +50,13 @@ elif SCENARIO in ("second-raises", "second-raises-once"):
     except UsageError as error:
         print(f"Error: {error.message}", file=sys.stderr)
         sys.exit(error.exit_code)
+elif SCENARIO == "second-raises-beside-one-that-hangs":
+    if RANK == 1:
+        print("Error: only the second knows", file=sys.stderr)
+        sys.exit(2)
+    # Python's handlers do not run while the main thread waits for a device.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    time.sleep(600)
 elif SCENARIO == "second-is-killed":
     if RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from namespaces import TwoNamespaces
+from namespaces import TwoNamespaces, WiredNamespaces
 from runs import TINY, environment, wait_until
 
 TRAIN = ["train", "--task", TINY, "--hw", "cpu", "--ckpt-every", "10"]
@@ -18,7 +18,7 @@ HOSTS = ["node-a", "node-b"]
 class TwoNodes(TwoNamespaces):
     """The namespaces, and torchrun in them, under a host name of their own."""
 
-    def start(self, node: int, *arguments: object) -> subprocess.Popen[str]:
+    def start(self, node: int, *arguments: object, **variables: str) -> subprocess.Popen[str]:
         """torchrun on a node, as a user starts it."""
         torchrun = ["torch.distributed.run", "--nnodes", "2", "--node-rank", str(node),
                     "--nproc-per-node", "2", "--master-addr", "10.77.0.1", "--master-port", "29500",
@@ -27,7 +27,7 @@ class TwoNodes(TwoNamespaces):
             [*self.inside(node), "unshare", "--uts", "sh", "-c",
              f'hostname {HOSTS[node]}; exec "$@"', "sh",
              sys.executable, "-m", *torchrun, *map(str, arguments)],
-            env=environment({"GLOO_SOCKET_IFNAME": self.links[node]}),
+            env=environment({"GLOO_SOCKET_IFNAME": self.links[node], **variables}),
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -56,6 +56,10 @@ def joined(kind: type[TwoNodes]) -> Iterator[TwoNodes]:
 def ended(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str]:
     told = process.communicate(timeout=seconds)[1]
     return process.returncode, told
+
+
+class TwoWiredNodes(TwoNodes, WiredNamespaces):
+    """Joined by a link of the test's own."""
 
 
 def wait_for_checkpoint(run: Path, after: str = "") -> str:

@@ -69,7 +69,7 @@ def run_training(task: str, settings: GivenSettings, output: Output) -> Path:
         ),
     )
     in_all_ranks(hardware, kind, output)
-    with opened_backend(hardware, output.text) as backend:
+    with opened_backend(hardware, output.text, runs=request.run_folders) as backend:
         from tpukit.train.run import train_run
 
         result = train_run(request, backend, output.text)
@@ -131,7 +131,8 @@ def use_model(
     once: bool = True,
 ) -> Mapping[str, Any] | None:
     """What `use(model, backend, log)` returns; None in the ranks that are not the first."""
-    with opened_backend(hardware, log, once=once) as backend:
+    runs = [trained.run.path] if trained.run else []
+    with opened_backend(hardware, log, once=once, runs=runs) as backend:
         log = log if backend.is_main else lambda _: None
         fields = use(trained.model_on(backend), backend, log)
         return fields if backend.is_main else None
@@ -149,7 +150,7 @@ def with_files_here(options: Options) -> Options:
     return dataclasses.replace(options, **here)
 
 
-USED = ("hw", "devices", "precision", "shard", "kernels")
+USED = ("hw", "devices", "precision", "shard", "kernels", "master_port")
 UseHardware = Annotated[Given, options_of(HardwareOptions, {"Hardware": USED})]
 
 

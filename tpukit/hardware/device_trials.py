@@ -72,36 +72,47 @@ class DeviceTrial:
         options: HardwareOptions,
         log: Log,
         *,
+        runs: Sequence[Path] = (),
         may_try: bool = True,
     ) -> bool:
         """The kept result for this kind of device, or that of a trial in a child process.
 
         Where it says no, `log` is given a line with the reason.
+        runs: run folders that may keep results too, as a cache is lost with a notebook's session.
         may_try: whether the device is free for a child process.
         """
-        key, caches = self._key(device, options), self._caches(options)
+        key, caches = self._key(device, options), self._caches(options, runs)
         result: Mapping[str, Any] = next(filter(None, (c.read(key) for c in caches)), HELD)
         if result is HELD and may_try:
             log(f"Trying {self.subject} on {device} once, up to {TRIAL_SECONDS:.0f} s ...")
             result = self.attempt(hardware, options, TRIAL_SECONDS)
         if result["opened"]:
-            self.keep(device, options, result)
+            self.keep(device, options, result, runs)
         if not result["works"]:
             kept = f" Kept in {caches[0].path(key)}." if result["opened"] else ""
             log(f"{self.without}: on {device} {result['reason']}.{kept}")
         return bool(result["works"])
 
-    def keep(self, device: str, options: HardwareOptions, result: Mapping[str, Any]) -> None:
-        """Keeps a result where there is none."""
-        key = self._key(device, options)
-        for cache in self._caches(options):
-            if cache.read(key) is None:
-                cache.write(key, result)
+    def keep(
+        self,
+        device: str,
+        options: HardwareOptions,
+        result: Mapping[str, Any] | None = None,
+        runs: Sequence[Path] = (),
+    ) -> None:
+        """Keeps a result (else the cache's) there, beside compiled programs and in `runs`."""
+        there = [run for run in runs if run.is_dir()]
+        key, caches = self._key(device, options), self._caches(options, there)
+        if found := result or caches[0].read(key):
+            for cache in caches:
+                if cache.read(key) is None:
+                    cache.write(key, found)
 
-    def _caches(self, options: HardwareOptions) -> list[JsonCache]:
-        """The cache, which is lost with a notebook's session, and one beside compiled programs."""
+    def _caches(self, options: HardwareOptions, runs: Sequence[Path]) -> list[JsonCache]:
+        """The cache, those beside compiled programs, and those of run folders."""
         compiled = [Path(options.compile_cache)] if options.compile_cache else []
-        return [JsonCache(folder / self.name, FORMAT) for folder in (cache_folder(), *compiled)]
+        folders = (cache_folder(), *compiled, *runs)
+        return [JsonCache(folder / self.name, FORMAT) for folder in folders]
 
     def attempt(
         self, hardware: Hardware, options: HardwareOptions, time_limit: float

@@ -13,6 +13,8 @@ from tpukit.errors import HardwareError
 
 MAPPED_ALONE_BYTES = 2**15
 """Smallest allocation in bytes that goes back to the system when freed, under a limit."""
+COMPILER_BYTES = 2**31
+"""Memory in bytes left for the first compilation."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 GLIBC_SETTINGS = {M_MMAP_MAX: 2**16, M_MMAP_THRESHOLD: 2**25, M_TRIM_THRESHOLD: 2**26}
 """glibc's own maxima for these thresholds, which it raises as memory is freed."""
@@ -145,18 +147,21 @@ class SampledMemory:
 
 
 @contextmanager
-def meter_process_memory(limit_bytes: int | None) -> Iterator[ReadMemory]:
+def meter_process_memory(
+    limit_bytes: int | None, *, tensors_alone: bool = False
+) -> Iterator[ReadMemory]:
     """Private memory of this process beyond what it has now: what a memory limit counts.
 
     Without a limit it is what the machine has available, less the reserve.
+    tensors_alone: leaves out what a `TensorMemoryLimit` leaves out.
     """
     sampled = SampledMemory(lambda: Memory(data_bytes(), 0, None), SECONDS_BETWEEN_SAMPLES)
-    before = data_bytes()
+    before = data_bytes() - (small_bytes() if tensors_alone else 0)
     limit = limit_bytes or max(0, available_bytes() - reserve_bytes())
 
     def read() -> Memory | None:
-        memory = sampled.read()
-        return memory and Memory(memory.used - before, memory.peak - before, limit)
+        memory, out = sampled.read(), before + (small_bytes() if tensors_alone else 0)
+        return memory and Memory(memory.used - out, memory.peak - out, limit)
 
     read()
     try:
@@ -189,10 +194,40 @@ def limit_host_memory(limit_bytes: int) -> None:
     Raises:
         HardwareError: the system does not allow such a limit.
     """
-    # Else glibc keeps freed tensors and samples in pieces that others do not fit into: how many
-    # depends on the batch, one of 173 ran where one of 169 did not.
-    _set_allocator({M_MMAP_THRESHOLD: MAPPED_ALONE_BYTES})
-    limit = data_bytes() + limit_bytes
+    _return_freed_memory()
+    _limit_data(data_bytes() + limit_bytes)
+
+
+@dataclass(frozen=True)
+class TensorMemoryLimit:
+    """A limit on tensors alone, for a device whose compiler works in this process.
+
+    It leaves out allocations under `MAPPED_ALONE_BYTES`, which a compiler's are: half a GB for a
+    program of 17,000 operations, and most of it stays with the process, freed or not.
+    """
+
+    limit_bytes: int
+    most_bytes: int
+    """Maximum bytes of the process beside small allocations."""
+
+    def enforce(self, room_bytes: int = 0) -> None:
+        """Sets the limit; to be called again after each compilation.
+
+        room_bytes: for a compiler that has yet to work. Raises as `limit_host_memory` does.
+        """
+        _limit_data(self.most_bytes + small_bytes() + room_bytes)
+
+
+def limit_tensor_memory(limit_bytes: int) -> TensorMemoryLimit:
+    """As `limit_host_memory`, but of tensors, and with room for the first compilation until
+    `enforce` is called."""
+    _return_freed_memory()
+    limit = TensorMemoryLimit(limit_bytes, data_bytes() - small_bytes() + limit_bytes)
+    limit.enforce(COMPILER_BYTES)
+    return limit
+
+
+def _limit_data(limit: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY and limit > hard:
         raise HardwareError(
@@ -229,6 +264,12 @@ def return_large_tensors() -> None:
     _set_allocator({M_MMAP_THRESHOLD: 2**20})
 
 
+def _return_freed_memory() -> None:
+    """Else glibc keeps freed tensors and samples in pieces that others do not fit into: how many
+    depends on the batch, one of 173 ran where one of 169 did not."""
+    _set_allocator({M_MMAP_THRESHOLD: MAPPED_ALONE_BYTES})
+
+
 def _set_allocator(settings: Mapping[int, int]) -> None:
     """Settings of glibc's `mallopt`; of another C library nothing is set."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -240,6 +281,16 @@ def _set_allocator(settings: Mapping[int, int]) -> None:
 def data_bytes() -> int:
     """Private writable memory of this process, as RLIMIT_DATA counts it."""
     return _status("VmData")
+
+
+def small_bytes() -> int:
+    """Memory that allocations under `MAPPED_ALONE_BYTES` take under a limit, with what is free
+    between them; 0 for another C library than glibc."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return 0
+    mallinfo.restype = _AllocatorUsage
+    return int(mallinfo().small_bytes)
 
 
 def resident_bytes() -> tuple[int, int]:
@@ -315,6 +366,12 @@ def _text(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+class _AllocatorUsage(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [("small_bytes", ctypes.c_size_t), ("others", ctypes.c_size_t * 9)]
 
 
 def _status(field: str) -> int:

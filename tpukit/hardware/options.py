@@ -49,6 +49,8 @@ class HardwareOptions:
         1800.0, Range(1, 30 * 86400, whole=False), panel=HARDWARE, unit="DURATION"
     )
     """Longest time that a rank waits for the others, on GPUs and CPUs (default: 30m)."""
+    master_port: int | None = setting(None, Range(1, 65535), panel=HARDWARE)
+    """Port of torchrun (default: a free one)."""
 
 
 def choose_precision(

@@ -8,7 +8,7 @@ import functools
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,17 +61,17 @@ def _to_stderr(line: str) -> None:
 
 
 def open_backend(
-    options: HardwareOptions, log: Callable[[str], None] = _to_stderr
+    options: HardwareOptions, log: Callable[[str], None] = _to_stderr, runs: Sequence[Path] = ()
 ) -> OpenedBackend:
     """The backend for these options.
 
-    log: is given what to know about its kernels and steps.
+    log: is given what to know about its kernels and steps. runs: see `settled`.
 
     Raises:
         HardwareError: the hardware is not here, or cannot do what the options ask for.
     """
     kind = prepare_environment(options)
-    options = settled(options, log)
+    options = settled(options, log, runs)
     if kind == "tpu" and installed_stack() == "torch_xla":
         from tpukit.hardware.xla.backend import open_xla
 
@@ -87,6 +87,7 @@ def opened_backend(
     log: Callable[[str], None] = _to_stderr,
     *,
     once: bool = True,
+    runs: Sequence[Path] = (),
 ) -> Iterator[Backend]:
     """The backend within the context; raises as `open_backend` does.
 
@@ -96,10 +97,11 @@ def opened_backend(
     Afterwards this process may hold as much memory, and compute as freely, as before.
     once: this process opens no other one; else ranks stay joined until it ends, as they cannot join
         a second time.
+    runs: run folders that keep what was found out about the kernels, the run's own first.
     """
     limits = resource.getrlimit(resource.RLIMIT_DATA)
     _require_default_device()
-    backend = open_backend(options, log)
+    backend = open_backend(options, log, runs)
     in_step = backend.world_size == 1
     """Whether the other ranks leave as well."""
     try:
@@ -118,6 +120,8 @@ def opened_backend(
         else:
             _AT_EXIT.callback(backend.close)
         resource.setrlimit(resource.RLIMIT_DATA, limits)
+        for trial, device in _tried(options) if runs and backend.is_main else ():
+            trial.keep(device, options, runs=runs[:1])
         if options.deterministic:
             sys.modules["torch"].use_deterministic_algorithms(False)
 
@@ -153,15 +157,15 @@ def memory_guard(options: HardwareOptions) -> AbstractContextManager[None]:
     return watched_memory(limited=kind == "cpu")
 
 
-def settled(options: Options, log: Callable[[str], None]) -> Options:
+def settled(options: Options, log: Callable[[str], None], runs: Sequence[Path] = ()) -> Options:
     """The options with `kernels` and `steps` decided: what is not known of this device is tried.
 
-    Raises HardwareError as `find_kind` does.
+    runs: run folders that may know it. Raises HardwareError as `find_kind` does.
     """
     hardware = _this_machine()
     _check(options, hardware)
     tried = {
-        trial: trial.works(device, hardware, options, log, may_try=not holds_tpu())
+        trial: trial.works(device, hardware, options, log, runs=runs, may_try=not holds_tpu())
         for trial, device in _tried(options)
     }
     if options.kernels == "auto":
@@ -317,10 +321,10 @@ def _check_tpu(options: HardwareOptions, hardware: Hardware) -> None:
     stack = choose_stack(hardware, Host())
     if stack == "torch_tpu" and options.devices is not None and hardware.tpu is not None:
         check_rank_count(options.devices, hardware.tpu)
-    if options.memory_limit is not None:
+    if options.memory_limit is not None and not hardware.emulated:
         raise HardwareError(
-            "--memory-limit: a TPU's memory cannot be limited, nor that of virtual devices.",
-            "Leave it out; `tpukit probe-batch --target v5e-1` asks the TPU compiler.",
+            "--memory-limit: a TPU's memory cannot be limited.",
+            "Leave it out, or set PJRT_DEVICE=CPU for emulation on CPU.",
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from tpukit.errors import CheckpointError, ConfigError, DataError, JobError, UsageError
@@ -33,7 +34,7 @@ from tpukit.train.loader import (
 )
 from tpukit.train.metric_names import parse_metrics
 from tpukit.train.report.tested import METRIC_NAMES
-from tpukit.train.run_folder import RunFolder, read_config
+from tpukit.train.run_folder import RunFolder, read_config, run_folder
 from tpukit.train.schedule import BestMetric, completes_pass, is_due, parse_best_metric
 from tpukit.train.streams import StreamPlan
 from tpukit.train.task import BatchPlan, Datasets, PlanSettings, Task, overrides
@@ -72,6 +73,12 @@ class TrainingRequest:
             return []
         values = ", ".join(f"{name} {value}" for name, value in self.task_settings.items())
         return [f"On a CPU the default is --preset {self.chosen_preset} ({values})."]
+
+    @property
+    def run_folders(self) -> list[Path]:
+        """The run's own folder, and the one that it goes on from."""
+        source = self.config.resume_from
+        return [self.folder.path, *([run_folder(source).path] if source else [])]
 
 
 @dataclass(frozen=True, kw_only=True)

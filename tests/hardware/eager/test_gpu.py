@@ -145,6 +145,48 @@ def test_a_compiled_norms_weight_gets_its_gradient():
     assert relative_difference({"scale": found}, {"scale": expected}) < 1e-4
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_no_half_copies_of_sharded_weights_are_kept(tmp_path, half):
+    """In a group of one rank: against autocast on weights that are gathered in fp32."""
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.LayerNorm(1024), nn.Linear(1024, 1024)) for _ in range(8)
+            )
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("nccl", init_method=store, rank=0, world_size=1)
+    x, kept, gradients = torch.ones(4, 1024, device="cuda"), {}, {}
+    try:
+        mesh = init_device_mesh("cuda", (1,))
+        for gathered in (None, half):
+            torch.manual_seed(0)
+            sharded = FSDP(mesh, half=gathered)
+            model = sharded.prepare(Deep(), train=True)
+            with sharded.micro_batch(model, last=True):
+                before = torch.cuda.memory_allocated()
+                with torch.autocast("cuda", half):
+                    loss = sharded.call(model, nn.Module.__call__, x).float().square().mean()
+                kept[gathered] = torch.cuda.memory_allocated() - before
+                loss.backward()
+            gradients[gathered] = {n: sharded.whole(p.grad) for n, p in model.named_parameters()}
+            del model, loss
+    finally:
+        dist.destroy_process_group()
+    print("bytes kept after the forward pass:", kept)
+    copies = 2 * 8 * 1024**2
+    assert kept[None] - kept[half] > 0.9 * copies
+    assert kept[half] < 0.2 * copies
+    assert relative_difference(gradients[half], gradients[None]) < 1e-3
+
+
 def test_shards_of_a_gpu_are_made_saved_and_read(tmp_path):
     """In a group of one rank: a large weight is made in its place, and comes back by DCP."""
     store = f"file://{tmp_path}/store"

@@ -1,6 +1,7 @@
 """Launched ranks: their exit codes, output, signals, and ends."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -8,9 +9,9 @@ import time
 import psutil
 import pytest
 from runs import MARK, SUPPORT, environment, marked_processes, script
-from torch.distributed.run import parse_args
 
-from tpukit.hardware.launch.launcher import torchrun_command
+from tpukit.errors import HardwareError
+from tpukit.hardware.launch.launcher import check_port
 
 PATH = os.pathsep.join([str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
@@ -76,6 +77,15 @@ def test_a_rank_that_failed_is_restarted_with_the_others():
     assert (code, out) == (0, "done 0\n"), stderr
 
 
+@pytest.mark.slow
+def test_the_error_is_shown_while_another_rank_hangs():
+    process = start("second-raises-beside-one-that-hangs")
+    assert process.stderr.readline() == "[rank 1] Error: only the second knows\n"
+    assert process.poll() is None, "torchrun waits before it kills a rank"
+    process.kill()
+    process.communicate(timeout=120)
+
+
 def test_a_killed_rank_is_named():
     code, _, stderr = launched("second-is-killed")
     assert code == 1
@@ -95,6 +105,14 @@ def test_sigkill_of_the_launcher_leaves_nothing_behind():
     assert alive == []
 
 
+def test_a_busy_port_is_an_error():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        with pytest.raises(HardwareError, match="in use"):
+            check_port(taken.getsockname()[1])
+
+
 @pytest.mark.parametrize(
     ("options", "env", "stderr"),
     [
@@ -111,12 +129,3 @@ def test_world_sizes_that_would_train_apart_are_refused(options, env, stderr):
     launcher = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **env}
     done = script("opened.py", *options, env=launcher)
     assert stderr in done.stdout, done.stderr[-2000:]
-
-
-def test_torchrun_leaves_our_options_alone():
-    """`--run` is the beginning of two options of torchrun's own."""
-    ours = ["tpukit", "test", "--run", "results/deit", "--data", "uef2017", "--json"]
-    command = torchrun_command(ours, 2, 0)
-    parsed = parse_args(command[command.index("tpukit.hardware.launch.torchrun") + 1 :])
-    assert parsed.module and parsed.training_script == "tpukit.hardware.launch.rank"
-    assert parsed.training_script_args == ours

@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 from disks import mounted
-from runs import latest, parameters, relative_difference, result, tpukit
+from runs import ROOT, latest, parameters, relative_difference, result, tpukit
 from two_nodes import FOREVER, TRAIN, TwoNodes, ended, joined
+
+from tpukit import __version__
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -51,6 +53,7 @@ def test_a_killed_node_ends_the_other_and_both_resume(nodes, tmp_path):
     nodes.kill(1)
     code, told = ended(started[0], 60)
     assert code != 0 and "the connection to another rank was lost" in told
+    assert "no sign of life from node node-b" in told
     ended(started[1])
     assert "resumes from the last checkpoint" in told
     steps = int(latest(run).name.removeprefix("step-")) + 10
@@ -70,6 +73,18 @@ def test_other_data_on_one_node_is_an_error_on_both(nodes, tmp_path):
     for code, told in nodes.both(*arguments, other=("--set", "samples=60")):
         assert code != 0 and "node node-b (rank 2) is not like node node-a" in told
         assert "samples 60 (rank 0: 64)" in told
+
+
+def test_another_version_on_one_node_is_an_error_on_both(nodes, tmp_path):
+    shutil.copytree(ROOT / "tpukit", tmp_path / "tpukit")
+    init = tmp_path / "tpukit" / "__init__.py"
+    init.write_text(init.read_text().replace(f'"{__version__}"', '"0.0.9"'))
+    arguments = [*TRAIN, "--max-steps", "20", "--results-dir", tmp_path / "run"]
+    other = {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    started = [nodes.start(0, *arguments), nodes.start(1, *arguments, **other)]
+    for code, told in map(ended, started):
+        assert code != 0 and "node node-b (rank 2) is not like node node-a" in told
+        assert f"tpukit 0.0.9 (rank 0: {__version__})" in told
 
 
 def test_run_folders_that_are_not_shared_never_resume_silently(nodes, tmp_path):

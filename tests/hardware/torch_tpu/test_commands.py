@@ -1,6 +1,8 @@
 """The command line on torch_tpu over the CPU plugin: our tasks, a user's own, kills, refusals."""
 
+import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -162,6 +164,56 @@ def test_a_second_start_of_a_task_compiles_nothing(task, runs, tmp_path):
         assert task[1](tmp_path / "run", *options, env=on_torch_tpu())["compilations"] == 0
 
 
+def flipped(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 3] ^= 0xFF
+    file.write_bytes(content)
+
+
+def damage(place):
+    """All its programs but the first, each in the next way."""
+    first, *others = sorted(place.rglob("*.bin"))
+    for file, way in zip(others, itertools.cycle(DAMAGES), strict=False):
+        way(file, first)
+
+
+DAMAGES = [
+    lambda file, _: os.truncate(file, file.stat().st_size // 2),
+    lambda file, _: os.truncate(file, 0),
+    lambda file, _: flipped(file),
+    lambda file, first: shutil.copy(first, file),
+]
+
+
+def test_damaged_programs_are_compiled_again(tmp_path):
+    """In memory alone, then in the folder too: with a line, to the same weights."""
+    folder, compiled = tmp_path / "cache", []
+
+    def start(name):
+        done = tpukit(
+            "train", "--task", TINY, "--hw", "tpu", "--max-steps", "4", "--json",
+            "--compile-cache", folder, "--results-dir", tmp_path / name, env=on_torch_tpu(),
+        )  # fmt: skip
+        compiled.append(result(done)["compilations"])
+        assert "rror" not in done.stderr
+        assert same_bytes(tmp_path / name, tmp_path / "whole")
+        return done.stderr.count("are damaged or unfinished: they are compiled again")
+
+    with forgotten_in_memory() as memory:
+        before = {*memory.glob("*")}
+        assert start("whole") == 0
+        [in_memory] = {*memory.glob("*")} - before
+        damage(in_memory)
+        assert start("one tier") == 1
+        damage(in_memory)
+        damage(folder)
+        assert start("both tiers") == 1
+    with forgotten_in_memory():
+        assert start("again") == 0
+    assert compiled == [compiled[0], 0, compiled[0] - 1, 0]
+    assert compiled[0] > len(DAMAGES)
+
+
 def test_a_batch_search_measures_and_finds_what_fits(tmp_path):
     done = tpukit(
         "probe-batch", "--task", EXPLODING, "--set", "rows=8", "--start", "4", "--max", "16",
@@ -182,6 +234,19 @@ def test_out_of_memory_is_laid_at_its_step(tmp_path):
     said = failure(done, code=1)
     assert "in step 3" in said
     assert "memory" in said.lower()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--precision", "fp16"), "TPUs do not support fp16"),
+        (("--memory-limit", "4GB"), "a TPU's memory cannot be limited"),
+        (("--devices", "2"), "runs 1 devices of this host"),
+    ],
+)
+def test_what_the_device_cannot_do(tmp_path, options, said):
+    arguments = ("train", "--task", TINY, "--hw", "tpu", "--results-dir", tmp_path / "run")
+    assert said in failure(tpukit(*arguments, *options, env=on_torch_tpu()))
 
 
 def test_ranks_of_a_users_launcher_need_torch_tpus_variables(tmp_path):

@@ -95,11 +95,13 @@ def test_a_pod_host_tries_its_own_chips(monkeypatch):
     assert device_trials._environment(hardware)["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
 
 
-def test_a_result_outlives_the_session_that_found_it(tmp_path, monkeypatch):
-    """A notebook's home folder is new in each session; its programs are attached."""
+@pytest.mark.parametrize("kept", ["run", "programs"])
+def test_a_result_outlives_the_session_that_found_it(tmp_path, monkeypatch, kept):
+    """A notebook's home folder is new in each session; its runs and programs are attached."""
     hardware = Hardware("tpu", TpuChips(tpu_by_cloud_name("v5e"), 8), (), 0, emulated=False)
-    tried, said = [], []
-    options = HardwareOptions(hw="tpu", compile_cache=str(tmp_path / "programs"))
+    tried, run, said = [], tmp_path / "run", []
+    programs = str(tmp_path / "programs") if kept == "programs" else None
+    options = HardwareOptions(hw="tpu", compile_cache=programs)
     device = kernel_device(hardware)
 
     def try_once(*_):
@@ -109,8 +111,15 @@ def test_a_result_outlives_the_session_that_found_it(tmp_path, monkeypatch):
     monkeypatch.setattr(DeviceTrial, "attempt", try_once)
     for session in ("first", "second"):
         monkeypatch.setenv("TPUKIT_CACHE_DIR", str(tmp_path / session))
-        assert KERNELS.works(device, hardware, options, said.append)
+        runs = [run] if kept == "run" else []
+        assert KERNELS.works(device, hardware, options, said.append, runs=runs)
+        # A new run's folder is made after its backend has opened.
+        run.mkdir(exist_ok=True)
+        KERNELS.keep(device, options, runs=runs)
     assert len(tried) == 1
+    assert [path.name for path in (tmp_path / "first" / "kernels").iterdir()] == [
+        path.name for path in (tmp_path / kept / "kernels").iterdir()
+    ]
 
 
 def test_a_process_that_holds_the_device_does_without(tmp_path, monkeypatch):

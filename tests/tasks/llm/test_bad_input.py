@@ -1,11 +1,13 @@
 """Bad input to the commands: one or two lines, exit code 2, nothing half-written."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 import torch
 from fake_backend import FakeBackend
+from runs import failure, tpukit
 
 from tpukit import cli
 from tpukit.errors import ConfigError, DataError, UsageError
@@ -143,3 +145,15 @@ def test_two_predictions_into_one_file(tmp_path: Path) -> None:
     ):
         pass
     assert [path.name for path in tmp_path.iterdir()] == [".submission.csv.journal-0"]
+
+
+def test_a_busy_port(tmp_path: Path, train) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.csv").write_bytes(GOOD)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = tpukit("summarize-train", *SMALL, "--data-path", tmp_path / "data", "--nproc", 2,
+                      "--results-dir", tmp_path / "run", "--master-port", port)  # fmt: skip
+    assert str(port) in failure(done, done.returncode) and done.returncode != 0

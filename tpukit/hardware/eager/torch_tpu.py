@@ -81,6 +81,9 @@ class TpuDevice(EagerDevice):
             self.surface_errors(self._programs.results[:1])
         return result
 
+    def limit_memory(self, limit_bytes: int) -> None:
+        raise HardwareError("--memory-limit: a TPU's memory cannot be limited.", "Leave it out.")
+
     def surface_errors(self, results: Sequence[Tensor]) -> None:
         """Waits for a step that compiled: that is the one that may run out of memory."""
         if self._programs_made() == self._programs_seen:

@@ -8,6 +8,7 @@ launcher prints one rank's error.
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from tpukit.errors import JobError
+from tpukit.errors import HardwareError, JobError
 from tpukit.hardware.options import HardwareOptions
 from tpukit.io.files import write_file
 from tpukit.io.interrupts import STOPPED_CODES, handling, is_impatient
@@ -28,6 +29,9 @@ STATUS_VARIABLE = "TPUKIT_STATUS"
 """The folder where each rank of a launch writes its process id, exit code and output."""
 LOOPBACK = "127.0.0.1"
 SHOWN_LINES = 20
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_END = 5.0
+"""Time that the other ranks have to end after a failure, before it is printed all the same."""
 FOLLOWING = ("rank-failed", "node-lost")
 """Ids of errors that another rank's end causes."""
 
@@ -63,30 +67,72 @@ def launch(
     Signals are passed on: after SIGINT, SIGTERM and SIGHUP the code is 130, 143 and 129.
 
     Raises:
+        HardwareError: the port is taken.
         JobError: a rank was killed before it could write its error.
     """
+    if options.master_port is not None:
+        check_port(options.master_port)
     with tempfile.TemporaryDirectory(prefix="tpukit-launch-") as folder:
         status = Path(folder)
         torchrun = subprocess.Popen(
-            torchrun_command([module, *arguments], ranks, options.max_restarts),
+            torchrun_command(
+                [module, *arguments], ranks, options.master_port, options.max_restarts
+            ),
             env=_environment(status, ranks),
             # A Ctrl-C at the terminal must reach the ranks once, through this process.
             start_new_session=True,
         )
         with _passing_signals_on(torchrun, status) as received:
-            code = torchrun.wait()
-        return _exit_code(code, read_statuses(status), received, status)
+            code, printed = _wait(torchrun, status)
+        return _exit_code(code, read_statuses(status), received, status, printed)
 
 
-def torchrun_command(arguments: Sequence[str], ranks: int, max_restarts: int) -> list[str]:
+def _wait(torchrun: subprocess.Popen[bytes], status: Path) -> tuple[int, set[int]]:
+    """torchrun's exit code, and the attempts whose failure was printed meanwhile.
+
+    A rank that hangs in another one's absence is killed by torchrun after 30 s.
+    """
+    printed: set[int] = set()
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return torchrun.wait(SECONDS_BETWEEN_LOOKS), printed
+        ended = [s for s in read_statuses(status) if s.attempt not in printed]
+        failed = [s for s in ended if s.is_cause]
+        if failed and time.time() - failed[0].ended_at > SECONDS_TO_END:
+            printed.add(failed[0].attempt)
+            _print_failure(status, [s for s in failed if s.attempt == failed[0].attempt])
+
+
+def torchrun_command(
+    arguments: Sequence[str], ranks: int, master_port: int | None, max_restarts: int = 0
+) -> list[str]:
     """torchrun's command line; each rank runs `tpukit.hardware.launch.rank ARGUMENTS`."""
+    rendezvous = (
+        ["--standalone"]
+        if master_port is None
+        else [f"--master-addr={LOOPBACK}", f"--master-port={master_port}"]
+    )
     return [
         *(sys.executable, "-m", "tpukit.hardware.launch.torchrun"),
-        *(f"--nproc-per-node={ranks}", f"--local-addr={LOOPBACK}", "--standalone"),
+        *(f"--nproc-per-node={ranks}", f"--local-addr={LOOPBACK}", *rendezvous),
         f"--max-restarts={max_restarts}",
         # After "--" torchrun does not read our options (--run, say) as abbreviations of its own.
         *("-m", "--", "tpukit.hardware.launch.rank", *arguments),
     ]
+
+
+def check_port(port: int) -> None:
+    """Raises `HardwareError` where another program has the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise HardwareError(
+                f"--master-port {port}: {error.strerror or error}.",
+                "Leave --master-port out to use a free port.",
+                id="port-in-use",
+            ) from error
 
 
 def read_statuses(folder: Path) -> list[RankStatus]:
@@ -157,8 +203,9 @@ def _send(process: int, number: int) -> None:
 
 
 def _exit_code(
-    torchrun_code: int, statuses: list[RankStatus], received: list[int], folder: Path
-) -> int:
+    torchrun_code: int, statuses: list[RankStatus], received: list[int], folder: Path,
+    printed: set[int],
+) -> int:  # fmt: skip
     last = [s for s in statuses if s.attempt == statuses[-1].attempt]
     failed = [s for s in last if s.exit_code != 0]
     causes = [s for s in failed if s.is_cause]
@@ -166,7 +213,8 @@ def _exit_code(
         if killed := _killed(folder):
             # The others fail because of it: their errors are not the cause.
             print(f"{killed}.", file=sys.stderr)
-        _print_failure(folder, causes)
+        if causes[0].attempt not in printed:
+            _print_failure(folder, causes)
         return _first(causes).exit_code
     if received and (failed or torchrun_code != 0):
         return 128 + received[0]

@@ -61,7 +61,7 @@ def _listen_on_loopback() -> None:
     torch binds them to every interface and offers no option but a socket that listens already.
     """
     import torch.distributed as dist
-    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
 
     everywhere: Any = dist.TCPStore  # type: ignore[attr-defined]
 
@@ -76,7 +76,7 @@ def _listen_on_loopback() -> None:
                 options["master_listen_fd"] = listening.detach()
             super().__init__(LOOPBACK, port, world_size, is_master, *arguments, **options)
 
-    for module in (dist, c10d_rendezvous_backend):
+    for module in (dist, c10d_rendezvous_backend, static_tcp_rendezvous):
         module.TCPStore = LoopbackStore  # type: ignore[attr-defined]
 
 

@@ -46,6 +46,8 @@ from tpukit.hardware.memory import (
     Memory,
     ReadMemory,
     SampledMemory,
+    TensorMemoryLimit,
+    limit_tensor_memory,
     meter_device_memory,
     meter_process_memory,
 )
@@ -97,13 +99,17 @@ class XlaBackend(XlaOps):
         precision: Precision,
         *,
         fused: bool,
+        memory_limit: TensorMemoryLimit | None = None,
     ) -> None:
         spmd_mesh = mesh.mesh if mesh.devices > 1 else None
         super().__init__(mesh.devices, fused=fused, mesh=spmd_mesh)
         self.mesh = mesh
         self.device = mesh.device
         self.precision: Precision = precision
+        self.memory_limit = memory_limit
         self._sampled = SampledMemory(fullest_device, SECONDS_IN_RUNS)
+        self._compiled = 0
+        """Programs when the memory limit was last enforced."""
         self.collectives = collectives
         self.rank = collectives.rank
         self.world_size = collectives.world_size
@@ -113,6 +119,8 @@ class XlaBackend(XlaOps):
         """Writes to each accumulated gradient before the step."""
         self._unused: dict[nn.Parameter, Tensor] = {}
         """Zeros that the last step's losses added nothing to, for the next step to add to."""
+        self._ends_step = False
+        """Whether the next `finish` ends an optimizer step."""
         self.recorded: XlaPrograms | None = None
         """Steps that are executed without tracing; None where each is traced."""
         self._takes_rates: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -286,6 +294,7 @@ class XlaBackend(XlaOps):
             assert not isinstance(update.weight, Tensor)
             weight = self._host_value(torch.tensor, update.weight)
             move_towards(*update._replace(weight=weight))
+        self._ends_step = True
         return norm
 
     def _step(
@@ -316,12 +325,21 @@ class XlaBackend(XlaOps):
             self.recorded.has_executed = False
         else:
             self._sync()
+        if not self._ends_step:
+            return
+        self._ends_step = False
+        if self.memory_limit is not None and self._compiled != self.compilations():
+            self.memory_limit.enforce()
+            self._compiled = self.compilations()
 
     def _sync(self) -> None:
         if self.recorded is not None and self.recorded.recorder is not None:
             self.recorded.recorder.end_part()
         else:
             torch_xla.sync()
+        if self.memory_limit is not None:
+            # Bounds the memory: the number of steps in flight on a CPU varies.
+            xm.wait_device_ops()
 
     # -- over ranks and to the host ---------------------------------------------------------------
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
@@ -379,7 +397,9 @@ class XlaBackend(XlaOps):
 
     def memory_meter(self) -> AbstractContextManager[ReadMemory]:
         if is_emulated(os.environ):
-            return meter_process_memory(None)
+            limit = self.memory_limit
+            limit_bytes = limit.limit_bytes if limit else None
+            return meter_process_memory(limit_bytes, tensors_alone=limit is not None)
         self._sampled.start_anew(SECONDS_BETWEEN_SAMPLES)
         return meter_device_memory(self._memory)
 
@@ -428,11 +448,14 @@ def open_xla(options: HardwareOptions) -> XlaBackend:
             f"--devices {options.devices}: the runtime has {mesh.devices} devices.",
             "Leave --devices out to use them all.",
         )
+    limit = None
+    if options.memory_limit is not None:
+        limit = limit_tensor_memory(options.memory_limit)
     hosts = _hosts()
     # All hosts run one program.
     fused = all(hosts.all_gather_objects(options.kernels == "on" and _has_kernels()))
-    backend = XlaBackend(mesh, hosts, precision, fused=fused)
-    if options.step_mode == "recorded" and xr.process_count() == 1:
+    backend = XlaBackend(mesh, hosts, precision, fused=fused, memory_limit=limit)
+    if options.step_mode == "recorded" and xr.process_count() == 1 and limit is None:
         backend.record_steps()
     return backend
 
