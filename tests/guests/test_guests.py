@@ -1,4 +1,4 @@
-"""Two tasks of another package, installed by entry points: the rights of our own tasks."""
+"""Two tasks outside of the package, installed by entry points: the rights of our own tasks."""
 
 import re
 import shutil
@@ -14,18 +14,22 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The environment in which the package is installed, and a folder to work in."""
+    """The environment in which both packages are installed, and a folder with their data."""
     place = tmp_path_factory.mktemp("site")
-    described = tomllib.loads((HERE / "spirals/pyproject.toml").read_text())["project"]
-    name, version = described["name"], described["version"]
-    shutil.copytree(HERE / name / name, place / name)
-    metadata = place / f"{name}-{version}.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    points = described["entry-points"]["tpukit.tasks"].items()
-    lines = ["[tpukit.tasks]", *(f"{task} = {target}" for task, target in points)]
-    (metadata / "entry_points.txt").write_text("\n".join(lines))
+    for project in (HERE / "spirals", HERE / "letters"):
+        described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+        name, version = described["name"], described["version"]
+        shutil.copytree(project / name, place / name)
+        metadata = place / f"{name}-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        points = described["entry-points"]["tpukit.tasks"].items()
+        lines = ["[tpukit.tasks]", *(f"{task} = {target}" for task, target in points)]
+        (metadata / "entry_points.txt").write_text("\n".join(lines))
     folder = tmp_path_factory.mktemp("work")
+    (folder / "book.txt").write_text("the cat sat on the mat and the dog sat on the cat. " * 8)
     return {"env": {"PYTHONPATH": f"{place}:{HERE.parents[1]}", "COLUMNS": "120"}, "cwd": folder}
 
 
@@ -42,6 +46,14 @@ def spirals(installed):
     return installed
 
 
+@pytest.fixture(scope="module")
+def letters(installed):
+    line = ("train", "--task", "letters", "--data-path", "book.txt", "--width", 12, "--context", 8)
+    trained = result(tpukit(*line, *CPU, **installed))
+    assert (trained["steps"], trained["run"]) == (10, "results/letters")
+    return installed
+
+
 @pytest.mark.parametrize(
     ("line", "shown", "others"),
     [
@@ -49,11 +61,12 @@ def spirals(installed):
         ("probe-batch --task spirals", r"--noise-levels .*Noise levels of the diffusion", "--size"),
         ("test --task spirals", r"--ancestral .*Add noise in each", "--sampling-steps"),
         ("predict --task spirals", r"--file-type +npy\|csv", "--num-beams"),
-        ("train --task heights", r"--power .*\(default: 2\)", "--size"),
-        ("probe-batch --task heights", r"--width .*\(default: 32\)", "--size"),
-        ("test --task heights", r"--in-bits .*Give the loss in bits", "--samples"),
-        ("data", r"spiral-points +Generate points on a spiral", "heights"),
-        ("", r"eit, heights, images, llm, spirals", "--size"),
+        ("train --task letters", r"--context .*\(default: 16\)", "--size"),
+        ("probe-batch --task letters", r"--width .*\(default: 32\)", "--size"),
+        ("test --task letters", r"--in-bits .*Give the loss in bits", "--samples"),
+        ("predict --task letters", r"--prompt .*Text to go on from", "--num-beams"),
+        ("data", r"spiral-points +Generate points on a spiral", "letters"),
+        ("", r"eit, images, letters, llm, spirals", "--size"),
     ],
 )
 def test_help_lists_their_options_without_importing_them(line, shown, others, installed, tmp_path):
@@ -79,14 +92,15 @@ def test_a_diffusion_task_of_another_package(spirals):
     assert np.loadtxt(spirals["cwd"] / "points.csv", delimiter=",").shape == (7, 2)
 
 
-def test_a_task_whose_settings_are_its_constructors(spirals):
-    line = ("train", "--task", "heights", "--power", 3, "--max-steps", 2, *CPU)
-    trained = result(tpukit(*line, **spirals))
-    assert (trained["steps"], trained["run"]) == (2, "results/heights")
-    assert "power = 3" in (spirals["cwd"] / "results/heights/config.toml").read_text()
-    run = ("--run", "results/heights", *CPU)
-    tested = result(tpukit("test", "--in-bits", *run, **spirals))
-    assert tested["metrics"]["loss"] == pytest.approx(1 / np.log(2))
+def test_a_text_task_of_another_package(letters):
+    run = ("--run", "results/letters", *CPU)
+    nats = result(tpukit("test", "--limit", 8, *run, **letters))["metrics"]["loss"]
+    bits = result(tpukit("test", "--limit", 8, "--in-bits", *run, **letters))["metrics"]["loss"]
+    assert bits == pytest.approx(nats / np.log(2))
+    line = ("--prompt", "a cat", "--length", 6, "--temperature", 0)
+    result(tpukit("predict", *line, *run, **letters))
+    text = (letters["cwd"] / "text.txt").read_text()
+    assert text.startswith("a cat") and len(text) == 11
 
 
 def test_their_batch_is_sized_with_their_options(spirals):

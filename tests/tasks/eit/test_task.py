@@ -118,9 +118,22 @@ def test_published_training_is_the_default_of_the_published_size():
     assert EITTask(size="tiny").identity() != EITTask(size="small").identity()
 
 
+def test_an_older_run_goes_on_with_the_loss_it_was_trained_with():
+    """Checkpoints that do not record a loss were trained with l2."""
+    before = {"size": "published"}
+    assert EITTask().as_recorded(before).identity() == before
+    assert EITTask(loss="l1").as_recorded(before).identity() != before
+    now = EITTask().identity()
+    assert EITTask().as_recorded(now).identity() == now
+
+
 def test_the_refinement_is_part_of_a_run_and_of_the_smaller_sizes():
-    assert EITTask(size="tiny").identity()["refinement"]
-    assert not EITTask(size="tiny", refinement=False).identity()["refinement"]
+    before, now = {"size": "tiny"}, EITTask(size="tiny").identity()
+    assert now["refinement"]
+    assert EITTask(size="tiny").as_recorded(before).identity() == before
+    assert EITTask(size="tiny").as_recorded(now).identity() == now
+    assert EITTask(size="tiny", refinement=True).as_recorded(before).identity() != before
+    assert EITTask(size="tiny", refinement=False).settings.network.refinement_channels == 0
     with pytest.raises(ConfigError, match="has no refinement"):
         EITTask(size="published", refinement=True)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tpukit.io.progress import Progress
 
 SPLITS = ("train", "valid", "test")
-CHUNK_SAMPLES = 50
+CHUNK_SAMPLES = 200
 """Samples that a worker makes at a time."""
 JOURNAL = ".simulation"
 """Folder of `settings.json`, beside the splits."""

@@ -82,9 +82,15 @@ class EITTask(Task):
         )
 
     def identity(self) -> dict[str, Any]:
-        loss = "l1" if self.settings.error is torch.abs else "l2"
-        refinement = self.settings.network.refinement_channels > 0
-        return {"size": self.settings.size, "loss": loss, "refinement": refinement}
+        # Runs without these entries were trained with l2, and without a refinement.
+        loss = {"loss": "l1"} if self.settings.error is torch.abs else {}
+        refinement = {"refinement": True} if self.settings.network.refinement_channels else {}
+        return {"size": self.settings.size, **loss, **refinement}
+
+    def as_recorded(self, identity: Mapping[str, Any]) -> Self:
+        settings, earlier = asdict(self.settings), {"loss": "l2", "refinement": False}
+        missing = {n: v for n, v in earlier.items() if settings[n] is None and n not in identity}
+        return type(self)(normalisation=self.normalisation, **{**settings, **missing})
 
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         if NORMALISATION_FILE not in artifacts:

@@ -149,6 +149,23 @@ def test_measurements_are_turned_where_the_network_follows(tmp_path, symmetry):
     assert ("the network sees none of them" in done.stderr) is symmetry.mirrored
 
 
+@pytest.mark.slow
+def test_a_run_from_before_the_refinement_goes_on_and_is_tested(place, tmp_path):
+    """Its settings do not name the refinement, nor does its checkpoint."""
+    words = ["train", "--size", "tiny", "--hw", "cpu", "--data-path", place / "data",
+             "--results-dir", tmp_path / "run", "--global-batch-size", 2, "--accumulate", 1,
+             "--set", "schedule=constant", "--json"]  # fmt: skip
+    result(tpukit(*words, "--max-steps", 1, "--set", "refinement=false"))
+    config = tmp_path / "run" / "config.toml"
+    text = config.read_text()
+    assert "refinement = false\n" in text
+    config.write_text(text.replace("refinement = false\n", ""))
+    assert result(tpukit(*words, "--max-steps", 2))["steps"] == 2
+    done = tpukit("test", "--run", tmp_path / "run", "--hw", "cpu", "--sampling-steps", 1,
+                  "--limit", 2, "--out", tmp_path / "out", "--json")  # fmt: skip
+    assert result(done)["samples"] == 2
+
+
 def slow(*values):
     """One of a test's cases that the default run leaves out."""
     return pytest.param(*values, marks=pytest.mark.slow)

@@ -1,6 +1,6 @@
 """The complete electrode model on a mesh of the unit disk.
 
-Somersalo, Cheney, Isaacson (1992), doi 10.1137/0152060; linear triangles, a sparse factorisation a
+Somersalo, Cheney, Isaacson (1992), doi 10.1137/0152060; linear triangles, one banded system a
 conductivity. The mesh's boundary resolves the 16 electrodes. Coordinates are the image's: x to the
 right, y down, so electrode k sits at (sin 22.5k deg, cos 22.5k deg): electrode 0 at the bottom
 centre, then counter-clockwise.
@@ -13,8 +13,9 @@ from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_matrix, csc_matrix, lil_matrix
-from scipy.sparse.linalg import splu
+from scipy.linalg import solveh_banded
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import reverse_cuthill_mckee
 from scipy.spatial import Delaunay
 
 from tpukit.tasks.eit.data.voltages import ELECTRODES, VOLTAGES, measured_pairs
@@ -25,6 +26,8 @@ PITCH = 2 * np.pi / ELECTRODES
 RING_STEP = 0.8
 """Distance of the rings along the boundary, as a share of the mean edge."""
 RINGS = 2
+CONTACT = np.array([[1 / 3, 1 / 6, -1 / 2], [1 / 6, 1 / 3, -1 / 2], [-1 / 2, -1 / 2, 1.0]])
+"""Of an edge under an electrode: its nodes and the electrode, over the edge's admittance."""
 SMOOTHINGS = 5
 """Number of times that inner nodes move to the mean of their neighbours."""
 
@@ -163,14 +166,34 @@ def forward_model(electrode_degrees: float) -> ForwardModel:
 
 
 class ForwardModel:
-    """Voltages of a conductivity given by triangle, background 1 S/m."""
+    """Voltages of a conductivity given by triangle, background 1 S/m.
+
+    The unknowns are the potentials of nodes, then electrodes, in an order in which their symmetric
+    matrix is a narrow band; the first electrode is at zero.
+    """
 
     def __init__(self, mesh: DiskMesh) -> None:
         self.mesh = mesh
         self.stiffness = mesh.areas[:, None, None] * (
             mesh.gradients @ mesh.gradients.transpose(0, 2, 1)
         )
-        self._electrodes = self._electrode_part()
+        edges, size = mesh.electrode_edges, len(mesh.nodes) + ELECTRODES
+        electrode = np.arange(len(mesh.nodes), size)[:, None, None]
+        touching = np.concatenate([edges, np.broadcast_to(electrode, (*edges.shape[:2], 1))], -1)
+        start, end = np.moveaxis(mesh.nodes[edges], 2, 0)
+        lengths = np.linalg.norm(end - start, axis=-1).reshape(-1, 1, 1)
+        self._contacts = (lengths / CONTACT_IMPEDANCE * CONTACT).ravel()
+        pairs = np.concatenate([_pairs(mesh.triangles), _pairs(touching.reshape(-1, 3))])
+        graph = coo_matrix((np.ones(len(pairs)), pairs.T), (size, size)).tocsr()
+        self._order = reverse_cuthill_mckee(graph, symmetric_mode=True)
+        row, column = np.argsort(self._order)[pairs].T
+        self._lower = np.flatnonzero(row >= column)
+        self._width = int((row - column).max()) + 1
+        self._places = (column * self._width + row - column)[self._lower]
+        currents = np.zeros((size, ELECTRODES))
+        currents[-ELECTRODES:] = drive_currents()
+        self._currents = np.asfortranarray(currents[self._order])
+        self._ground = int(np.argmax(self._order == len(mesh.nodes)))
 
     @cached_property
     def background(self) -> Array:
@@ -178,36 +201,17 @@ class ForwardModel:
         return self.potentials(np.ones(len(self.mesh.triangles)))
 
     def potentials(self, sigma: Array) -> Array:
-        """(n + 16, 16) volts: potentials of the nodes, then the electrodes, for each drive."""
-        currents = np.zeros((self._electrodes.shape[0], ELECTRODES))
-        currents[-ELECTRODES:] = drive_currents()
-        # Symmetric and positive definite: no pivots, and an order for few new entries.
-        factors = splu(self.system(sigma), "MMD_AT_PLUS_A", 0.0, options={"SymmetricMode": True})
-        solved: Array = factors.solve(currents)
+        """(n + 16, 16) volts of nodes, then electrodes, for each drive."""
+        inside = (sigma[:, None, None] * self.stiffness).ravel()
+        values = np.concatenate([inside, self._contacts])[self._lower]
+        size, width = len(self._order), self._width
+        band = np.bincount(self._places, values, size * width).reshape(size, width).T
+        band[0, self._ground] += 1.0
+        solved = np.empty((size, ELECTRODES))
+        solved[self._order] = solveh_banded(
+            band, self._currents, lower=True, overwrite_ab=True, check_finite=False
+        )
         return solved
-
-    def system(self, sigma: Array) -> csc_matrix:
-        """The matrix of the model, (n + 16, n + 16); electrode potentials sum to zero."""
-        triangles, shape = self.mesh.triangles, self._electrodes.shape
-        rows = np.broadcast_to(triangles[:, :, None], self.stiffness.shape)
-        columns = np.broadcast_to(triangles[:, None, :], self.stiffness.shape)
-        values = sigma[:, None, None] * self.stiffness
-        inside = coo_matrix((values.ravel(), (rows.ravel(), columns.ravel())), shape)
-        return inside.tocsc() + self._electrodes
-
-    def _electrode_part(self) -> csc_matrix:
-        mesh, n = self.mesh, len(self.mesh.nodes)
-        matrix = lil_matrix((n + ELECTRODES, n + ELECTRODES))
-        matrix[n:, n:] = 1 / ELECTRODES
-        lengths = np.linalg.norm(np.diff(mesh.nodes[mesh.electrode_edges], axis=2)[:, :, 0], axis=2)
-        admittance = lengths / CONTACT_IMPEDANCE
-        for k in range(ELECTRODES):
-            for (a, b), value in zip(mesh.electrode_edges[k], admittance[k], strict=True):
-                corners = [a, b, n + k]
-                block = value * np.array([[1 / 3, 1 / 6, -1 / 2], [1 / 6, 1 / 3, -1 / 2],
-                                          [-1 / 2, -1 / 2, 1]])  # fmt: skip
-                matrix[np.ix_(corners, corners)] += block
-        return matrix.tocsc()
 
     def change(self, sigma: Array) -> Array:
         """(208,) volts: `v(sigma) - v(1)` for `sigma` (triangles,)."""
@@ -223,6 +227,12 @@ class ForwardModel:
         pairs = measured_pairs()
         picked: Array = np.take_along_axis(scaled, pairs[:, :, None], axis=1)
         return picked.reshape(VOLTAGES, -1)
+
+
+def _pairs(corners: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(9 n, 2): each two of the three corners of each of n elements, rows first."""
+    rows, columns = np.repeat(corners, 3, axis=1), np.tile(corners, (1, 3))
+    return np.stack([rows.ravel(), columns.ravel()], axis=-1)
 
 
 def drive_currents() -> Array:
