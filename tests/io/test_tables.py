@@ -94,6 +94,7 @@ REFUSED = {
     "values.json": (json.dumps(ROWS).encode(), "item 1: a list"),
     "columns.json": (json.dumps(COLUMNS_OF_ROWS).encode(), "one object, of columns and not of"),
     "split.jsonl": (json.dumps(SPLIT).encode(), "one object, of columns and not of"),
+    "lists.json": (b'{"id": ["1", "2"], "text": ["a", "b"]}', "one object, of columns and not of"),
     "twice.jsonl": (b'{"id": 1, "id": 2, "text": "a"}', "is there twice"),
     "other names.jsonl": (ONE + b'\n{"id": 2}', "line 2 has id; the first has id, text, label"),
     "text.json": (b"[" + ONE + b', "a"]', "item 2: a str"),

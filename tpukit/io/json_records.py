@@ -49,11 +49,20 @@ def _json_objects(path: Path, text: TextIO) -> Iterator[tuple[str, int, dict[str
 
 
 def _is_of_columns(values: dict[str, Any]) -> bool:
-    """Whether the only object of a file looks like a whole table, as pandas' `to_json()` writes
-    it."""
+    """Whether the only object of a file is a whole table, as pandas' `to_json()` writes it: columns
+    by name of rows by number, rows by number, or parts of a table; a row may hold messages."""
     parts = list(values.values())
-    columns = all(isinstance(part, dict | list) for part in parts)
-    return columns and (len(parts) > 1 or any(isinstance(part, dict) for part in parts))
+    if "data" in values and values.keys() & {"columns", "schema"}:
+        return True
+    if all(isinstance(part, dict) for part in parts):
+        return all(map(str.isdecimal, values)) or all(
+            map(str.isdecimal, (key for part in parts for key in part))
+        )
+    return len(parts) > 1 and all(isinstance(part, list) and _is_flat(part) for part in parts)
+
+
+def _is_flat(values: list[Any]) -> bool:
+    return bool(values) and not any(isinstance(value, dict | list) for value in values)
 
 
 def json_text(where: str, column: str, value: Any) -> str:
