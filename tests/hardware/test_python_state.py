@@ -113,7 +113,7 @@ class Trained:
         self.options, self.given = SimpleNamespace(alpha=1.0), argparse.Namespace(alpha=1.0)
         self.outer, self.table_like, self.words = Outer(), Table(a=1.0), Words(a=1.0)
         self.words.extra = 1.0
-        self.classes, self.mask = torch.ones(3), np.ones((300, 300))
+        self.classes, self.table, self.mask = torch.ones(3), np.ones(3), np.ones((300, 300))
         self.remote = torch.ones(3, device="meta")
         self.shared = torch.from_numpy(np.ones(3))
         self.nothing, self.objects = torch.ones(2, requires_grad=True), np.array([{}, 1], object)
@@ -123,6 +123,7 @@ class Trained:
         self.scaled, self.counted = user.scaled(2.0), user.counting()
         self.partial = functools.partial(user.shifted, times=[1.0])
         self.method, self.guarded = user.Scale().__call__, torch.no_grad()(user.scaled(3.0))
+        self.counter = collections.Counter(a=1)
         self.rng, self.old, self.own = (
             np.random.default_rng(0), np.random.RandomState(0), random.Random(0),
         )  # fmt: skip
@@ -132,7 +133,7 @@ class Trained:
         self.samples = Samples()
         self.nested = SimpleNamespace(a=SimpleNamespace(b=SimpleNamespace(c=SimpleNamespace(d=1))))
         self.config = Settings(a=Settings(b=Settings(c=Settings(d=Settings(e=1.0)))))
-        self.value = multiprocessing.Value("d", 1.0)
+        self.value, self.values = multiprocessing.Value("d", 1.0), multiprocessing.Array("d", 3)
         self.local, self.level = threading.local(), Level.LOW
         self.local.value = Level.LOW.weight = 1.0
         self.large, self.many = np.ones(1_000_003), [{"w": 1.0} for _ in range(1500)]
@@ -196,29 +197,41 @@ CHANGES = {
     "Trained.alpha": lambda o: setattr(o.task, "alpha", 2.0),
     "Trained.phase": lambda o: setattr(o.task, "phase", "late"),
     "Trained.betas": lambda o: setattr(o.task, "betas", (0.9, 0.9)),
+    "Trained.betas (of int)": lambda o: setattr(o.task, "betas", (0, 0.99)),
+    "Trained.rate": lambda o: setattr(o.task, "rate", np.float64(2)),
     "Trained.rate (of float32)": lambda o: setattr(o.task, "rate", np.float32(1)),
     "Trained.zero": lambda o: setattr(o.task, "zero", -0.0),
     "Trained.alpha (of int)": lambda o: setattr(o.task, "alpha", 1),
+    "Trained.alpha (of bool)": lambda o: setattr(o.task, "alpha", True),
     "Trained.phase (deleted)": lambda o: delattr(o.task, "phase"),
     "Trained.later": lambda o: setattr(o.task, "later", 1),
     "Trained.stats.n": lambda o: o.task.stats.update(n=1),
     "Trained.stats.m": lambda o: o.task.stats.update(m=1),
+    "Trained.stats.n (renamed)": lambda o: o.task.stats.update(m=o.task.stats.pop("n")),
+    "Trained.counter.a": lambda o: o.task.counter.update("a"),
     "Trained.seen.0": lambda o: o.task.seen.append(1),
     "Trained.weights.1": lambda o: o.task.weights.__setitem__(1, 2.0),
+    "Trained.weights.0 (turned)": lambda o: o.task.weights.reverse(),
     "Trained.weights.2": lambda o: o.task.weights.append(1.0),
     "Trained.deep.a.0.0.b": lambda o: o.task.deep["a"][0][0].update(b=2.0),
+    "Trained.queue.0": lambda o: o.task.queue.append(o.task.queue.popleft()),
     "Trained.queue.2": lambda o: o.task.queue.append(3.0),
     "Trained.kinds.1": lambda o: o.task.kinds.add("b"),
+    "Trained.paths": lambda o: setattr(o.task, "paths", []),
     "Trained.paths.7": lambda o: o.task.paths.__setitem__(7, -1),
     # objects
     "Scale.factor": lambda o: setattr(o.task.scale, "factor", 2.0),
+    "SimpleNamespace.alpha": lambda o: setattr(o.task.options, "alpha", 2.0),
     "Namespace.alpha": lambda o: setattr(o.task.given, "alpha", 2.0),
     "Inner.gain": lambda o: setattr(o.task.outer.inner, "gain", 2.0),
+    "Outer.inner": lambda o: setattr(o.task.outer, "inner", Inner()),
     "Table.data.a": lambda o: o.task.table_like.update(a=2.0),
+    "Trained.words.a": lambda o: o.task.words.update(a=2.0),
     "Words.extra": lambda o: setattr(o.task.words, "extra", 2.0),
     "Meter.value": lambda o: setattr(o.task.meter, "value", 2.0),
     "Meter.later": lambda o: setattr(o.task.meter, "later", 2.0),
     "Scale.factor (of a method)": lambda o: setattr(o.task.method.__self__, "factor", 2.0),
+    "Config.scale": lambda o: setattr(o.model[0].config, "scale", 2.0),
     "Config.scale (inner)": lambda o: setattr(o.model[0].config.inner, "scale", 2.0),
     "SimpleNamespace.d": lambda o: setattr(o.task.nested.a.b.c, "d", 2),
     "Settings._fields.e": lambda o: setattr(o.task.config.a.b.c.d, "e", 2.0),
@@ -228,14 +241,19 @@ CHANGES = {
     "Inner.gain (in an array)": lambda o: setattr(o.task.boxed[0], "gain", 2.0),
     # arrays and host tensors in place
     "Trained.value": lambda o: setattr(o.task.value, "value", 2.0),
+    "Trained.values": lambda o: o.task.values.__setitem__(1, 2.0),
     "Trained.large": lambda o: o.task.large.__setitem__(12_345, 2.0),
     "Trained.classes": lambda o: o.task.classes.mul_(2),
     "Trained.classes (replaced)": lambda o: setattr(o.task, "classes", torch.ones(3)),
     "Trained.classes (data)": lambda o: data(o.task.classes, torch.zeros(3)),
+    "Trained.classes (of another shape)": lambda o: data(o.task.classes, torch.ones(4)),
+    "Trained.classes (of another dtype)": lambda o: data(o.task.classes, torch.ones(3).bfloat16()),
     "Trained.remote": lambda o: setattr(o.task, "remote", torch.ones(3, device="meta")),
     "Trained.remote (of another shape)": lambda o: data(o.task.remote, o.task.remote.new_ones(4)),
+    "Trained.remote (of another dtype)": lambda o: data(o.task.remote, o.task.remote.double()),
     "Trained.shared": lambda o: o.task.shared.numpy().__setitem__(0, 2.0),
     "Trained.nothing": lambda o: o.task.nothing.requires_grad_(False),
+    "Trained.table": lambda o: o.task.table.__setitem__(0, 2),
     "Trained.mask": lambda o: o.task.mask.__setitem__((200, 200), 2),
     "Trained.objects": lambda o: o.task.objects.__setitem__(1, 2),
     "Trained.bytes": lambda o: o.task.bytes.__setitem__(1, 2),
@@ -245,7 +263,9 @@ CHANGES = {
     "scaled.scale.factor (wrapped)": lambda o: setcell(o.task.guarded.__wrapped__, 5.0),
     "Trained.partial.times.0": lambda o: o.task.partial.keywords["times"].__setitem__(0, 2.0),
     "scaled.scale": lambda o: setattr(o.task.scaled, "extra", 2.0),
+    "Trained.scaled": lambda o: setattr(o.task, "scaled", user.scaled(2.0)),
     "shifted.__defaults__": patched(user.shifted, "__defaults__", (2.0,)),
+    "shifted.__kwdefaults__": patched(user.shifted, "__kwdefaults__", {"times": (2.0,)}),
     "shifted.__code__": patched(user.shifted, "__code__", other.__code__),
     # globals and classes
     "settings_of_a_step.FACTOR": patched(user, "FACTOR", 2),
@@ -255,8 +275,12 @@ CHANGES = {
     "Trained.power": patched(Trained, "power", 2.0),
     "Trained.rates.0": lambda o: Trained.rates.__setitem__(0, 0.2),
     "Trained.twice": patched(Trained, "twice", property(other)),
+    "Trained.loss": patched(Trained, "loss", other),
     "Scale.power (of a base)": patched(user.Scale, "power", 2.0),
     "Scale.powers.0": lambda o: user.Scale.powers.__setitem__(0, 2.0),
+    "Scale.static": patched(user.Scale, "static", staticmethod(other)),
+    "Half.power": patched(user.Half, "power", 2.0),
+    "Block.forward": patched(Block, "forward", other),
     "Linear.forward": patched(nn.Linear, "forward", other),
     "torch.nn.functional.relu": patched(F, "relu", other),
     "torch.relu": patched(torch, "relu", other),
@@ -272,6 +296,7 @@ CHANGES = {
         o.model[1], "weight", o.model[0].lin.weight
     ),
     "Linear._parameters.weight.scale": lambda o: setattr(o.model[0].lin.weight, "scale", 2.0),
+    "Linear._parameters.bias (attribute)": lambda o: setattr(o.model[1].bias, "scale", 2.0),
     "Linear._parameters.weight (hook)": lambda o: o.model[1].weight.register_hook(other),
     "Linear._parameters.weight (post hook)": lambda o: o.model[
         1
@@ -280,11 +305,15 @@ CHANGES = {
         o.model[0].norm, "running_var", torch.ones(2)
     ),
     "Linear._buffers": lambda o: o.model[1].register_buffer("late", torch.ones(2)),
+    "Block._buffers.late": lambda o: o.model[0].register_buffer("late", torch.ones(2)),
+    "Block._parameters": lambda o: o.model[0].register_parameter("late", o.model[1].bias),
     "Linear._forward_hooks": lambda o: o.model[1].register_forward_hook(other),
+    "Linear._backward_hooks": lambda o: o.model[1].register_full_backward_hook(other),
     "torch.nn._global_forward_hooks": lambda o: HOOKS.append(
         nn.modules.module.register_module_forward_hook(other)
     ),
     "Block._modules.drop": lambda o: setattr(o.model[0], "drop", nn.Identity()),
+    "Sequential._modules.2": lambda o: o.model.append(nn.Identity()),
     "Dropout.p": lambda o: setattr(o.model[0].drop, "p", 0.4),
     "Linear.forward (of one)": lambda o: setattr(o.model[1], "forward", other),
     "BatchNorm1d.training": lambda o: o.model[0].norm.eval(),
@@ -307,10 +336,11 @@ def setcell(function, value):
 @pytest.fixture
 def undone():
     """Takes back what a case changes outside of the owner."""
-    places = (user, user.Scale, Trained, nn.Linear, F, torch, torch.Tensor, nn.modules.linear)
+    places = (user, user.Scale, user.Half, Trained, Block, nn.Linear, F, torch, torch.Tensor)
+    places = (*places, nn.modules.linear)
     before = [dict(vars(place)) for place in places]
-    code, defaults = user.shifted.__code__, user.shifted.__defaults__
-    attention = torch.backends.cuda.flash_sdp_enabled()
+    kept = {name: getattr(user.shifted, name) for name in ("__defaults__", "__kwdefaults__")}
+    code, attention = user.shifted.__code__, torch.backends.cuda.flash_sdp_enabled()
     yield
     for place, names in zip(places, before, strict=True):
         for name, value in {**vars(place)}.items():
@@ -318,7 +348,8 @@ def undone():
                 setattr(place, name, names[name])
             elif name not in names and place is not torch:
                 delattr(place, name)
-    user.shifted.__code__, user.shifted.__defaults__ = code, defaults
+    user.shifted.__code__ = code
+    user.shifted.__defaults__, user.shifted.__kwdefaults__ = kept.values()
     user.TABLE["loss"], user.Scale.powers[0], Trained.rates[0] = 1.0, 1.0, 0.1
     user.VAR.set(1.0)
     torch.set_grad_enabled(True)
@@ -331,7 +362,7 @@ def undone():
 
 
 IN_PLACE = (
-    "Trained.classes", "Trained.remote (of", "Trained.shared", "Trained.nothing",
+    "Trained.classes", "Trained.remote (of", "Trained.shared", "Trained.nothing", "Trained.table",
     "Trained.mask", "Trained.objects", "Trained.bytes", "Trained.value", "Trained.large",
     "Linear._parameters.weight",
     "autocast", "attention", "shifted.__code__", "Linear.forward", "Tensor.", "torch.",

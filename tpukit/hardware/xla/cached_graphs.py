@@ -150,19 +150,11 @@ def after_draws(seed: int, draws: int) -> int:
     return seed
 
 
-def draws_between(seed: int, state: int) -> int | None:
-    """After how many random operators it comes from `seed` to `state`; None: it was set."""
+def draws_between(seed: int, state: int, *, synced: bool = False) -> int | None:
+    """After how many random operators, and a sync where `synced`, the generator comes from `seed`
+    to `state`; None: it was set."""
     for draws in range(MOST_DRAWS):
-        if seed == state:
-            return draws
-        seed = after_draws(seed, 1)
-    return None
-
-
-def draws_before_sync(seed: int, state: int) -> int | None:
-    """The same, where `state` is that after a sync."""
-    for draws in range(MOST_DRAWS):
-        if after_sync(seed) == state:
+        if (after_sync(seed) if synced else seed) == state:
             return draws
         seed = after_draws(seed, 1)
     return None

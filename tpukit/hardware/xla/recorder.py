@@ -176,7 +176,7 @@ class GraphRecorder:
         torch_xla.sync()  # moves the generator on; executes what is pending still
         graphs.wait()
         now = xm.get_rng_state()
-        draws = graphs.draws_before_sync(self.seed, now)
+        draws = graphs.draws_between(self.seed, now, synced=True)
         if draws is None:
             self.refuse("it sets the generator of random numbers")
         elif not self.problem:
