@@ -38,10 +38,6 @@ class Series:
         self.points.append((step, value, value, value))
         self._rows_of_last = 1
 
-    def cut(self, step: int) -> None:
-        """Drops what lies after `step`: a resumed run does it again."""
-        self.points = [point for point in self.points if point[0] <= step]
-
     def thinned(self, most: int) -> list[list[float]]:
         """Points as JSON, at most `most`: [step, value], with the rows' extremes if they differ."""
         points = self.points
