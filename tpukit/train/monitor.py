@@ -35,8 +35,6 @@ SHOWN_NAMES = 3
 """Number of names in a warning of parameters."""
 UNPROFILED_STEPS, PROFILED_STEPS = 3, 3
 """First steps, which compile and warm caches, and steps after them that `--profile` traces."""
-LARGE_GRADIENT = 1e3
-SMALL_GRADIENT = 1e-7
 
 
 class RunMonitor:
@@ -222,8 +220,6 @@ class RunMonitor:
         if self.log:
             self._log_row(row)
             self.log.note(f"step {self.learner.steps_done}: {self.facts()}")
-            for warning in _gradient_warnings(metrics):
-                self.recurring(warning)
         self.show(news=True)
 
     def log_scores(self, scores: Mapping[str, float]) -> None:
@@ -311,14 +307,6 @@ def _shown(names: Sequence[str]) -> str:
     """The first of some names."""
     more = f" and {len(names) - SHOWN_NAMES} more" if names[SHOWN_NAMES:] else ""
     return ", ".join(names[:SHOWN_NAMES]) + more
-
-
-def _gradient_warnings(metrics: StepMetrics) -> Iterator[str]:
-    largest, smallest = metrics.largest_gradient_norm, metrics.smallest_gradient_norm
-    if largest > LARGE_GRADIENT:
-        yield f"Warning: gradient norm {largest:.3g} is large: lower --lr?"
-    if smallest < SMALL_GRADIENT:
-        yield f"Warning: gradient norm {smallest:.3g} is tiny: does the model learn?"
 
 
 # -- compilations --------------------------------------------------------------------------------
