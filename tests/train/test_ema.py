@@ -6,7 +6,7 @@ import json
 import ema_pytorch
 import pytest
 import torch
-from fake_backend import FakeBackend
+from fake_backend import FakeBackend, trained
 from tiny_task import Tiny
 from torch import nn
 from torch.nn.utils import spectral_norm
@@ -15,9 +15,7 @@ from tpukit.hardware.modules import move_towards
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
 from tpukit.train.optimizer import EMASchedule
-from tpukit.train.plan import TrainingRequest
-from tpukit.train.run import train_run
-from tpukit.train.run_folder import RunFolder, open_run, read_config, write_config
+from tpukit.train.run_folder import open_run, read_config, write_config
 from tpukit.train.task import PlanSettings
 
 
@@ -65,12 +63,9 @@ class Bounded(Tiny):
 
 
 def test_singular_vectors_are_copied(tmp_path):
-    config = TrainConfig(
-        max_steps=40, global_batch_size=16, num_workers=0, ema_decay=0.99, ema_warmup=0, lr=0.03
-    )
-    request = TrainingRequest(Bounded(), config, RunFolder(tmp_path / "run"))
-    train_run(request, FakeBackend(), lambda line: None)
-    rows = [json.loads(line) for line in request.folder.metrics.read_text().splitlines()]
+    config = {"max_steps": 40, "ckpt_every": 8, "ema_decay": 0.99, "ema_warmup": 0, "lr": 0.03}
+    *_, folder = trained(Bounded(), tmp_path / "run", **config)
+    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     # Averaged, the vectors fit no weights: 20 to 470.
     assert max(row["valid_loss"] for row in rows if row["kind"] == "valid") < 2
 
@@ -101,14 +96,14 @@ def test_a_run_without_an_update_is_used_with_its_trained_weights(
 ):
     """None: one that does not record when it updates."""
     every = {"ema_every": 2, "ema_warmup": 4} if averaged else {"ema_every": 10}
-    config = TrainConfig(max_steps=steps, global_batch_size=16, num_workers=0, ema_decay=0.9,
-                         ema_updates=updates or "multiples", **every)  # fmt: skip
-    folder = RunFolder(tmp_path / "run")
-    train_run(TrainingRequest(Tiny(), config, folder), FakeBackend(), lambda message: None)
+    *_, folder = trained(
+        Tiny(), tmp_path / "run", max_steps=steps, ckpt_every=steps, ema_decay=0.9,
+        ema_updates=updates or "multiples", **every,
+    )  # fmt: skip
     if updates is None:
         tables = copy.deepcopy(read_config(folder))
         del tables["train"]["ema_updates"]
         write_config(folder, tables)
     run = open_run(folder.path, lambda message: None)
-    trained, opened = run.checkpoint.tensors("model"), run.weights()
-    assert averaged != all(torch.equal(opened[name], trained[name]) for name in trained)
+    weights, opened = run.checkpoint.tensors("model"), run.weights()
+    assert averaged != all(torch.equal(opened[name], weights[name]) for name in weights)

@@ -6,17 +6,13 @@ from contextlib import nullcontext as ok
 import numpy as np
 import pytest
 import torch
-from fake_backend import FakeBackend
+from fake_backend import trained
 from runs import SUPPORT, tpukit
 from tiny_task import Rows, Tiny
 from torch.utils.data import IterableDataset
 
 from tpukit.errors import ConfigError, DataError
-from tpukit.train.config import TrainConfig
 from tpukit.train.loader import example_batches
-from tpukit.train.plan import TrainingRequest
-from tpukit.train.run import train_run
-from tpukit.train.run_folder import RunFolder
 from tpukit.train.streams import StreamPlan, pack_positions
 from tpukit.train.task import Datasets, PlanSettings, named, stack_samples
 
@@ -92,12 +88,9 @@ def train(tmp_path):
     """Runs a task in a run folder; the weights' bytes of the last checkpoint, and the log."""
 
     def run(task, folder="run", **config):
-        lines: list[str] = []
-        settings = {"max_steps": 6, "global_batch_size": 8, "log_every": 3, "ckpt_every": 3,
-                    "num_workers": 0, **config}  # fmt: skip
-        request = TrainingRequest(task, TrainConfig(**settings), RunFolder(tmp_path / folder))
-        result = train_run(request, FakeBackend(), lines.append)
-        newest = request.folder.checkpoints / f"step-{result.steps:08d}"
+        settings = {"global_batch_size": 8, "log_every": 3, "ckpt_every": 3, **config}
+        result, lines, folder = trained(task, tmp_path / folder, **settings)
+        newest = folder.checkpoints / f"step-{result.steps:08d}"
         return (newest / "model.safetensors").read_bytes(), lines, newest
 
     return run
