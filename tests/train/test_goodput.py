@@ -6,7 +6,7 @@ import pytest
 from fake_backend import trained
 from tiny_task import Tiny
 
-from tpukit.train.goodput import Goodput
+from tpukit.train.clocks import Goodput
 from tpukit.train.run_folder import RunFolder
 from tpukit.train.run_log import read_metrics
 
@@ -18,7 +18,7 @@ def test_lost_steps_count_as_time_alone(monkeypatch):
         for number, step in enumerate((10, 20, 30, 40), 1)
     ]
     now = 1000.0
-    monkeypatch.setattr("tpukit.train.goodput.time.monotonic", lambda: now)
+    monkeypatch.setattr("tpukit.train.clocks.time.monotonic", lambda: now)
     goodput = Goodput.after(rows, 20, began=990.0)
     assert goodput.elapsed_seconds == 28 + 10
     assert goodput.fields(8.0)["goodput"] == pytest.approx((10 + 8) / 38)

@@ -9,7 +9,7 @@ from tiny_task import Rows, Tiny
 import tpukit
 from tpukit.hardware.eager.backend import EagerBackend
 from tpukit.hardware.eager.devices import CpuDevice
-from tpukit.train import monitor
+from tpukit.train import clocks
 from tpukit.train.run_folder import RunFolder
 from tpukit.train.run_log import read_metrics
 from tpukit.train.task import Datasets
@@ -29,8 +29,8 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    monkeypatch.setattr(monitor, "time", Clock())
-    return monitor.time
+    monkeypatch.setattr(clocks, "time", Clock())
+    return clocks.time
 
 
 class SlowRows(Rows):
@@ -137,7 +137,7 @@ def test_mfu_is_the_rate_of_operations_over_the_peak(tmp_path, clock, capfd, mon
 
 
 def test_a_step_that_hangs_is_reported_once_and_waited_for(tmp_path, monkeypatch, clock):
-    monkeypatch.setattr(monitor, "SHORTEST_STALL_SECONDS", 0.3)
+    monkeypatch.setattr(clocks, "SHORTEST_STALL_SECONDS", 0.3)
     result, lines = fit(Slow(clock, hangs=True), tmp_path, max_steps=16)
     assert result.finished
     [line] = [line for line in lines if "no step for" in line]
@@ -155,6 +155,6 @@ def test_a_slow_validation_is_no_stall(tmp_path, monkeypatch, clock):
         def datasets(self):
             return Datasets(SlowRows(clock, False), Rows(4))
 
-    monkeypatch.setattr(monitor, "SHORTEST_STALL_SECONDS", 0.3)
+    monkeypatch.setattr(clocks, "SHORTEST_STALL_SECONDS", 0.3)
     _, lines = fit(Validating(clock), tmp_path, ckpt_every=6)
     assert not [line for line in lines if "no step for" in line]

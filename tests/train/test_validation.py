@@ -18,11 +18,11 @@ from torch import nn
 
 from tpukit.errors import ConfigError, DataError, UsageError
 from tpukit.hardware.backend import TorchOps
+from tpukit.train.clocks import CompilationWatch
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.evaluation import in_data_order, infer, metrics_of, metrics_of_run
 from tpukit.train.learner import BatchSums, weighted_sums
 from tpukit.train.loader import LoaderSettings
-from tpukit.train.monitor import CompilationWatch
 from tpukit.train.requests import EvaluationRequest
 from tpukit.train.run_folder import TrainedRun, open_run
 from tpukit.train.run_log import read_metrics

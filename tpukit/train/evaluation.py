@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from tpukit.errors import DataError, UsageError
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.train.checks import described, expect, task_mistake
+from tpukit.train.clocks import CompilationWatch, shapes_of
 from tpukit.train.learner import BatchSums, seed_loss
 from tpukit.train.loader import LoaderSettings, SeeBatch, make_loader
 from tpukit.train.metric_names import MetricName, parse_metrics
 from tpukit.train.metrics import metrics_of_first_rows, named_metrics
-from tpukit.train.monitor import CompilationWatch, shapes_of
 from tpukit.train.plan import decided_before, validation_name
 from tpukit.train.task import MicroBatch, PlanSettings, SampleSource, Task, overrides, restored
 from tpukit.train.weights import arguments_of

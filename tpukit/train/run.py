@@ -20,10 +20,10 @@ from tpukit.io.remote import RemoteError
 from tpukit.io.units import format_bytes, format_duration
 from tpukit.train.checkpoint import KEPT, Checkpoint, point_as_recorded
 from tpukit.train.checkpoint_writer import BackgroundWriter
+from tpukit.train.clocks import Goodput
 from tpukit.train.data import is_stream
 from tpukit.train.engine import Engine
 from tpukit.train.evaluation import require_metrics
-from tpukit.train.goodput import Goodput
 from tpukit.train.learner import Learner
 from tpukit.train.monitor import RunMonitor
 from tpukit.train.plan import RunPlan, TrainingRequest, plan_run
