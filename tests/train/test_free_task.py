@@ -46,7 +46,8 @@ def reference(tmp_path_factory):
     return folder
 
 
-MARKS = {"xla-4": [pytest.mark.slow, pytest.mark.xla], "fsdp-2": pytest.mark.slow}
+MARKS = {"xla-4": [pytest.mark.slow, pytest.mark.xla], "fsdp-2": pytest.mark.slow,
+         "two-ranks-own-statistics": pytest.mark.slow}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", [pytest.param(way, marks=MARKS.get(way, ())) for way in WAYS])

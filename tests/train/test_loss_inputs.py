@@ -206,7 +206,10 @@ def test_a_later_sample_is_named_before_its_step(tmp_path, workers):
 @pytest.mark.xla
 @pytest.mark.parametrize(
     ("entry", "value", "told"),
-    [("labels", 5, "`cross_entropy` in Tagger.loss"), ("tokens", 11, "takes 0 to 10")],
+    [
+        ("labels", 5, "`cross_entropy` in Tagger.loss"),
+        pytest.param("tokens", 11, "takes 0 to 10", marks=pytest.mark.slow),
+    ],
 )
 def test_xla_names_entry_sample_and_range(tmp_path, entry, value, told):
     """Of the first step too: XLA computes on."""
