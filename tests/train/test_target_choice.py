@@ -11,7 +11,7 @@ from tpukit.errors import DataError
 from tpukit.io.tables import Table, read_table
 from tpukit.train.labelled import columns_of_tests, sample_beside
 from tpukit.train.target import Target
-from tpukit.train.target_choice import Asked, learned_target
+from tpukit.train.target_choice import learned_target
 
 ANIMALS = ["cat", "dog", "fox"]
 
@@ -49,8 +49,8 @@ ONE_EACH = {name: [int(r % 3 == k) for r in ROWS] for k, name in enumerate(ANIMA
         ({"Score": PARTS}, {}, ["Score"], "number", "the only one to predict"),
         ({"Score": [f"{r},5" for r in ROWS]}, {}, ["Score"], "number", "the only one to predict"),
         ({**KINDS, "label": PARTS}, {}, ["label"], "number", "its name"),
-        ({**KINDS, "Score": PARTS}, {"asked": Asked(["Score"])}, ["Score"], "number", "columns"),
-        (KINDS, {"asked": Asked(["colour"])}, ["colour"], "class", "columns"),
+        ({**KINDS, "Score": PARTS}, {"named": ["Score"]}, ["Score"], "number", "columns"),
+        (KINDS, {"named": ["colour"]}, ["colour"], "class", "columns"),
         (KINDS, {"sample": sample(id=["a"], c=[0], z=[0])}, ["colour"], "class",
          "its values are columns of sample_submission.csv"),
         ({"sex": [r % 2 for r in ROWS], "kind": [r % 3 for r in ROWS]},
@@ -63,7 +63,7 @@ ONE_EACH = {name: [int(r % 3 == k) for r in ROWS] for k, name in enumerate(ANIMA
         ({**KINDS, "target": PATIENT}, {}, ["target"], "class", "its name"),
         ({"fold": WHOLE, "breed": KINDS["breed"], "site": IDS}, {}, ["breed"], "class",
          "the only one whose values are classes"),
-        ({"part": WHOLE, "breed": KINDS["breed"]}, {"asked": Asked(apart=["part"])}, ["breed"],
+        ({"part": WHOLE, "breed": KINDS["breed"]}, {"apart": ["part"]}, ["breed"],
          "class", "the only one to predict"),
         (BINARY, {}, ["Subject Focus", "Eyes", "Face"], "labels", "they hold 0 and 1 alone"),
         ({**BINARY, "PatientID": PATIENT}, {}, ["Subject Focus", "Eyes", "Face"], "labels",
@@ -136,7 +136,7 @@ def test_rows_may_lack_some_of_several_numbers():
     assert found.fitted(values).mean == pytest.approx(mean)
     for refused in ({"x": ["", *PARTS[1:]]}, {"x": ["", *([0, 1] * 29), 1], "y": [0, 1] * 30}):
         with pytest.raises(DataError, match=r"row 1 .*: there is no x"):
-            learned_target(table(id=IDS, **refused), "id", Asked([*refused]))
+            learned_target(table(id=IDS, **refused), "id", [*refused])
 
 
 BLIGHTS = [["rust", "scab", "scab rust", "rust scab", "mould"][r % 5] for r in ROWS]
@@ -148,7 +148,7 @@ BLIGHTS = [["rust", "scab", "scab rust", "rust scab", "mould"][r % 5] for r in R
      ({"sample": sample(id=["a"], label=["rust"])}, "labels", ("mould", "rust", "scab")),
      ({"sample": sample(id=["a"], rust=[0], scab=[0], mould=[0], smut=[0])}, "labels",
       ("mould", "rust", "scab", "smut")),
-     ({"asked": Asked(kind="class")}, "class",
+     ({"kind": "class"}, "class",
       ("mould", "rust", "rust scab", "scab", "scab rust"))],
 )  # fmt: skip
 def test_fields_of_several_labels(given, kind, names):

@@ -21,7 +21,7 @@ from tpukit.io.tables import (
 )
 from tpukit.train.submission import require_names
 from tpukit.train.target import Kind, Target, Values
-from tpukit.train.target_choice import FOLD_NAMES, LABEL_NAMES, Asked, learned_target
+from tpukit.train.target_choice import FOLD_NAMES, LABEL_NAMES, learned_target
 
 SAMPLE_NAMES = ("sample_submission.", "samplesubmission.")
 """How the names of sample submissions begin, in small letters."""
@@ -125,14 +125,13 @@ def labelled(
     tests = columns_of_tests(root)
     ids = id_column_of(table, settings.id_column, sample, tests)
     if known is None:
-        asked = settings.columns.split(",") if settings.columns else None
+        named = [n.strip() for n in settings.columns.split(",")] if settings.columns else None
         beside = map(plain_name, (*(features.split(",") if features else ()), *apart))
         wanted = {*map(plain_name, sample.columns)} if sample else set()
         others = (*({*beside} - wanted), settings.fold_column, settings.group_column)
         known = learned_target(
-            table, ids, Asked(asked and [name.strip() for name in asked], settings.target,
-            others), sample=sample, tests=tests,
-        )  # fmt: skip
+            table, ids, named, kind=settings.target, apart=others, sample=sample, tests=tests
+        )
     return LabelledTable(table, ids, known, known.values(table))
 
 

@@ -7,7 +7,6 @@ decides, and what does not fit, is an error before training: a wrong column trai
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -47,34 +46,26 @@ FEWEST_PARTS = 100
 """Float32's distances between two numbers, to a column's standard deviation."""
 
 
-class Asked(NamedTuple):
-    """What a user has set."""
-
-    columns: Sequence[str] | None = None
-    kind: Kind | None = None
-    apart: Collection[str | None] = ()
-    """Columns of folds, groups and features."""
-
-
 def learned_target(
-    table: Table, ids: str, asked: Asked = Asked(), *, sample: Table | None = None,  # noqa: B008
-    tests: Collection[str] = (),
+    table: Table, ids: str, named: Sequence[str] | None = None, *, kind: Kind | None = None,
+    apart: Collection[str | None] = (), sample: Table | None = None, tests: Collection[str] = (),
 ) -> Target:  # fmt: skip
     """What a table's rows are labelled with.
 
-    ids: the column of the ids; tests: columns of the test table, which are known when it is
+    ids: the column of the ids; named, kind: the settings `columns` and `target`; apart: columns of
+    folds, groups and features; tests: those of the test table, which are known when it is
     predicted.
 
     Raises DataError listing the columns where several are possible, and for what does not fit.
     """
     others = [name for name in map(plain_name, table.columns) if name and name != ids]
     others = [name for name in others if not name.startswith("Unnamed: ")]
-    others = [n for n in others if n not in asked.apart and n.lower() not in FOLD_NAMES]
+    others = [n for n in others if n not in apart and n.lower() not in FOLD_NAMES]
     values = {name: {*map(str.strip, table.column(name))} for name in others}
     tested = {*map(plain_name, tests)}
     left = {name: values[name] for name in others if name not in tested} or values
     wanted = _asked_for(table, sample, ids, left) if sample else []
-    found = _named(table, ids, asked.columns, wanted, sample)
+    found = _named(table, ids, named, wanted, sample)
     found = found or _in_sample(values, wanted, sample) or _of_columns(left, wanted, sample)
     found = found or _likely(left, len(table.rows), sample)
     if found is None:
@@ -87,18 +78,19 @@ def learned_target(
     present = [{*map(str.strip, table.column(name))} for name in columns]
     if len(columns) > 1:
         present = [{text for text in texts if not is_missing(text)} for texts in present]
-    kind, one_hot = _kind(table, columns, present, wanted, sample)
-    if asked.kind is None and kind == "class" and not one_hot:
+    found_kind, one_hot = _kind(table, columns, present, wanted, sample)
+    if kind is None and found_kind == "class" and not one_hot:
         _require_none_missing(table, columns[0], present[0])
-    if asked.kind is not None:
-        kind, one_hot = asked.kind, one_hot and asked.kind == "class"
-        why += ", target"
+    if kind is not None:
+        one_hot, why = one_hot and kind == "class", f"{why}, target"
     beside = tuple(name for name in map(plain_name, table.columns) if name not in columns)
+    joined = _labels_in(present[0], kind, wanted) if len(columns) == 1 else ()
+    kind = kind or found_kind
     target = Target(kind, columns, (), why, beside)
     for name in () if target.allows_gaps else columns:
         filled(table, name)
-    if len(columns) == 1 and (labels := _labels_in(present[0], asked.kind, wanted)):
-        return Target("labels", labels, labels, why, beside, joined=columns[0])
+    if joined:
+        return Target("labels", joined, joined, why, beside, joined=columns[0])
     if kind == "labels":
         target = replace(target, classes=columns)
     elif kind == "score":
