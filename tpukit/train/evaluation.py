@@ -57,7 +57,7 @@ def infer(
         rows = rows_on_host({"outputs": found}, batch, forward, backend)
         return {**rows, "mask": np.ones(len(rows["mask"]))}
 
-    micro_batches = _batches(task, data, backend, rows_per_device * backend.devices)
+    micro_batches = all_batches(task, data, backend, rows_per_device * backend.devices)
     if not micro_batches:
         raise DataError("infer: the data set has no samples.", "Check its path.")
     # Filled rows stay: what a sample gives does not depend on how many come with it.
@@ -228,7 +228,7 @@ def metrics_of_run(
     seed = int(of_run.get("global_seed", 0)) + request.seed
     rows = request.batch_size or _rows_of_run(request, backend)
     for name, data in sets.items():
-        micro_batches = _batches(task, data, backend, rows, seed)
+        micro_batches = all_batches(task, data, backend, rows, seed)
         if request.limit is not None:
             micro_batches = list(_alone(micro_batches, {*request.chosen(range(len(data)))}))
         samples += sum(len(micro.keys) for micro in micro_batches)
@@ -249,10 +249,10 @@ def mean_values(
 ) -> dict[str, float]:
     """The means of what the loss returns over a data set; every rank must call it."""
     sums, watch = BatchSums(task, backend, model), CompilationWatch(backend)
-    return metrics_of(sums, data, _batches(task, data, backend), IN_PROCESS, watch)
+    return metrics_of(sums, data, all_batches(task, data, backend), IN_PROCESS, watch)
 
 
-def _batches(
+def all_batches(
     task: Task, data: SampleSource, backend: Backend, rows: int | None = None, seed: int = 0
 ) -> list[MicroBatch]:
     """All samples in batches of `rows` over all devices."""

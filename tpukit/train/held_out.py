@@ -14,13 +14,12 @@ from tpukit.errors import DataError, UsageError
 from tpukit.hardware.backend import Backend, Batch
 from tpukit.io.files import write_file
 from tpukit.io.tables import read_table, write_csv
-from tpukit.train.evaluation import ROWS_PER_DEVICE, Rows, rows_of_data, rows_on_host
-from tpukit.train.loader import LoaderSettings
+from tpukit.train.evaluation import IN_PROCESS, Rows, all_batches, rows_of_data, rows_on_host
 from tpukit.train.metric_names import LARGEST, LEAST, RANKED, MetricName, parse_metrics
 from tpukit.train.metrics import ROWS, measured, one_row_each
 from tpukit.train.submission import decided, scored_rows
 from tpukit.train.target import Target
-from tpukit.train.task import PlanSettings, Task, overrides
+from tpukit.train.task import Task, overrides
 
 FILE, TARGET_FILE = "held_out.csv", "held_out.json"
 """The rows of a fold, and what is predicted of them."""
@@ -60,10 +59,9 @@ def write_held_out(task: Task, model: Any, backend: Backend, folder: Path) -> st
         return {**rows, "kept": rows["mask"], "mask": np.ones(len(rows["mask"]))}
 
     (valid,) = sets.values()
-    size = ROWS_PER_DEVICE * backend.devices
-    settings = PlanSettings(size, size, backend.devices, 0, compiles=backend.compiles)
-    micro_batches = list(task.evaluation_batches(valid, settings))
-    rows = rows_of_data(task, valid, micro_batches, backend, LoaderSettings(0, 0), forward)
+    rows = rows_of_data(
+        task, valid, all_batches(task, valid, backend), backend, IN_PROCESS, forward
+    )
     if not {*ROWS} <= rows.keys():
         return "`validation_rows` returns no target and prediction"
     rows = one_row_each(rows)

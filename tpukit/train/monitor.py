@@ -15,6 +15,7 @@ from tpukit.io.progress import Progress
 from tpukit.io.units import format_bytes, format_duration, three_digits
 from tpukit.train.clocks import CompilationWatch, Goodput, StallWatch, StepClock, shapes_of
 from tpukit.train.learner import Learner, StepMetrics
+from tpukit.train.module_state import listed
 from tpukit.train.plan import RunPlan
 from tpukit.train.python_watch import PythonWatch
 from tpukit.train.replicas import parted
@@ -27,8 +28,6 @@ SHOWN_WAITING = 0.05
 HOST_BOUND = 0.8
 """Minimum part of the time in which the thread that trains computes, that the progress line calls
 host-bound."""
-SHOWN_NAMES = 3
-"""Number of names in a warning of parameters."""
 UNPROFILED_STEPS, PROFILED_STEPS = 3, 3
 """First steps, which compile and warm caches, and steps after them that `--profile` traces."""
 
@@ -150,12 +149,12 @@ class RunMonitor:
         if (names := self.learner.untrained()) and self.log:
             self.log.text(
                 f"Warning: {len(names)} parameter(s) got a gradient and are in no group of the"
-                f" optimizer, they stay as they are: {_shown(names)}. Return them from"
+                f" optimizer, they stay as they are: {listed(names)}. Return them from"
                 " `parameter_groups`, or set requires_grad to False."
             )
         if (names := self.learner.outside_of_model()) and self.log:
             self.log.text(
-                f"Warning: {_shown(names)} got a gradient and is no part of the model: the engine"
+                f"Warning: {listed(names)} got a gradient and is no part of the model: the engine"
                 " neither trains nor saves it. Have `build_model` return a module that has it, or"
                 " set requires_grad to False."
             )
@@ -171,7 +170,7 @@ class RunMonitor:
         self._parted = parted(self.learner.optimizer_state.parameters, self.backend)
         if self._parted and self.log:
             self.log.text(
-                f"Warning: ranks hold other values of {_shown(self._parted)}: the task writes there"
+                f"Warning: ranks hold other values of {listed(self._parted)}: the task writes there"
                 " what it finds in its own rows (`max_norm`, statistics of a first batch, a step of"
                 " an optimizer of its own); rank 0's are validated and saved. Write it in"
                 " `initialize`, or in `after_step` from the rows of all ranks."
@@ -297,9 +296,3 @@ class RunMonitor:
         else:
             self.log.text(line)
             self.log.note(stack)
-
-
-def _shown(names: Sequence[str]) -> str:
-    """The first of some names."""
-    more = f" and {len(names) - SHOWN_NAMES} more" if names[SHOWN_NAMES:] else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
