@@ -23,9 +23,10 @@ Attack = Callable[[Path, bytes], Any]
 
 
 def _csv(path: Path, content: bytes) -> None:
-    from tpukit.tasks.llm.data.rows import read_rows
+    from tpukit.tasks.llm.data.rows import extra_columns, read_rows
 
     path.write_bytes(content)
+    extra_columns(path)
     list(read_rows(path, summaries=True))
 
 
@@ -90,8 +91,10 @@ def _sample(path: Path, content: bytes) -> None:
 def _tokenizer(path: Path, content: bytes) -> None:
     from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer
 
-    path.with_suffix(".json").write_bytes(content)
-    load_tokenizer(str(path.with_suffix(".json")))
+    for suffix in (".tiktoken", ".json"):
+        path.with_suffix(suffix).write_bytes(content)
+        with contextlib.suppress(TpukitError):
+            load_tokenizer(str(path.with_suffix(suffix)))
 
 
 def _table(path: Path, content: bytes) -> None:

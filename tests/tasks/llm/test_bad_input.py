@@ -47,8 +47,8 @@ FAULTS = {
     "missing column": (b"id,dialogue,sumary\n1,a,b\n", "Rename 'sumary' to 'summary'?"),
     "no rows": (b"id,dialogue,summary\n", "has no rows"),
     "too long": (
-        b"id,dialogue,summary\n1,a," + b"words " * 400 + b"\n",
-        "rows are completions of over half of",
+        b"id,dialogue,summary\n1,a," + b"words " * 200 + b"\n",
+        "rows are completions of over 30% of",
     ),
 }
 
@@ -72,6 +72,9 @@ def test_a_training_file_with(train, name: str) -> None:  # type: ignore[no-unty
         (["--init", "./nowhere"], "model 1x1x16: leave it out, init brings its size along"),
         (["--lora-rank", "4", "--set", "lora_targets=wte"], "an adapter of one alone"),
         (["--lora-rank", "4", "--set", "lora_targets=5"], "a gpt2 has no 5"),
+        (["--lora-rank", "4", "--lora-layers", "1-x"], "neither a layer nor a range"),
+        (["--lora-rank", "4", "--set", "lora_layers=9"], "there is no layer 9"),
+        (["--lora-rank", "4", "--lora-layers", "0-99999999"], "neither a layer nor a range"),
         (["--set", "lora_init=a", "--set", "adapter=use_dora=true"], "adapter: that of lora_init"),
         (["--set", "weights=fp8"], "weights 'fp8' is not one of fp32, bf16, nf4"),
         (["--set", "recompute=maybe"], "recompute 'maybe' is not true or false or auto"),

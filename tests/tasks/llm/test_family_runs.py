@@ -4,16 +4,7 @@ import json
 import shutil
 
 import pytest
-from runs import (
-    VIRTUAL_TPU,
-    latest,
-    metrics,
-    parameters,
-    relative_difference,
-    result,
-    script,
-    tpukit,
-)
+from runs import VIRTUAL_TPU, latest, parameters, relative_difference, result, script, tpukit
 
 from tpukit.tasks.llm.generate import write_dialogues
 from tpukit.tasks.llm.generation.decoding import PREFILL_LENGTHS
@@ -31,6 +22,10 @@ FAMILIES = {
     # Windows, scaled embeddings, capped logits.
     "Gemma3": {"head_dim": 16, "sliding_window": 9, "final_logit_softcapping": 3.0,
                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    # Capped scores.
+    "Gemma2": {"head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 5.0},
+    # A head of its own, norms after the branches.
+    "Olmo2": {},
 }  # fmt: skip
 TRAIN = [
     "--tokenizer", "train", "--set", "vocabulary_size=400", "--block-size", "256",
@@ -40,11 +35,13 @@ TRAIN = [
 ]  # fmt: skip
 BF16 = ["--set", "weights=bf16"]
 LORA = ["--lora-rank", "4", "--lora-targets", "qkv,attention_out,mlp_in,mlp_out"]
-CPU, RANKS = ["--hw", "cpu"], ["--hw", "cpu", "--devices", "2", "--shard"]
+CPU, RANKS, SHARDED = ["--hw", "cpu"], ["--hw", "cpu", "--devices", "2"], ["--shard"]
 WAYS = {
     "packed": (CPU, ["--accumulate", "2", "--packing", "--set", "recompute=true"]),
-    "sharded ranks": (RANKS, []),
-    "sharded virtual devices": (["--hw", "tpu", "--shard"], ["--accumulate", "2"]),
+    "two ranks": (RANKS, []),
+    "sharded ranks": ([*RANKS, *SHARDED], []),
+    "virtual devices": (["--hw", "tpu"], []),
+    "sharded virtual devices": (["--hw", "tpu", *SHARDED], ["--accumulate", "2"]),
 }
 
 
@@ -75,7 +72,7 @@ class Runs:
         return self.tell(self.argv(name, hardware, *options))
 
     def losses(self, name):  # type: ignore[no-untyped-def]
-        rows = metrics(self.folder / name)
+        rows = map(json.loads, (self.folder / name / "metrics.jsonl").read_text().splitlines())
         return {(r["kind"], r["step"]): r.get("loss", r.get("valid_loss")) for r in rows}
 
     def predict(self, name, hardware):  # type: ignore[no-untyped-def]
@@ -99,6 +96,7 @@ of_gemma3 = pytest.mark.parametrize("runs", ["Gemma3"], indirect=True)
 
 @pytest.mark.parametrize(("runs", "way"), [
     ("Qwen3", "packed"),
+    *(pytest.param(name, "packed", marks=pytest.mark.slow) for name in ("Gemma2", "Olmo2")),
     *(pytest.param("Gemma3", way, marks=pytest.mark.slow) for way in WAYS),
 ], indirect=["runs"])  # fmt: skip
 def test_the_same_losses_weights_and_answers(runs, way):  # type: ignore[no-untyped-def]
@@ -117,7 +115,8 @@ def test_the_same_losses_weights_and_answers(runs, way):  # type: ignore[no-unty
 @of_gemma3
 def test_weights_in_bf16(runs):  # type: ignore[no-untyped-def]
     """As with weights in fp32, to what bf16 knows; one program on virtual devices."""
-    for way, hardware in (("shards", RANKS), ("tpu", ["--hw", "tpu", "--shard"])):
+    for way, hardware in (("one", CPU), ("shards", [*RANKS, *SHARDED]),
+                          ("tpu", ["--hw", "tpu", *SHARDED])):  # fmt: skip
         told = runs.train(f"bf16 {way}", hardware, *BF16)
         assert runs.losses(f"bf16 {way}") == pytest.approx(runs.losses("whole"), rel=1e-2)
     assert (told["graphs"]["train"], told["compilations_after_warmup"]) == (1, 0)
@@ -127,7 +126,7 @@ def test_weights_in_bf16(runs):  # type: ignore[no-untyped-def]
 @of_gemma3
 @pytest.mark.parametrize(
     ("hardware", "options"),
-    [(CPU, LORA), (RANKS, BF16)],
+    [(CPU, LORA), ([*RANKS, *SHARDED], BF16)],
     ids=["one-LoRA", "sharded-bf16"],
 )
 def test_killed_and_resumed_in_the_same_bytes(runs, hardware, options):  # type: ignore[no-untyped-def]

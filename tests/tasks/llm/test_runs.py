@@ -78,13 +78,19 @@ def whole(place):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("options", [
-    ["--accumulate", 2, "--set", "recompute=true"],
+    ["--accumulate", 2, "--set", "recompute=true"], ["--accumulate", 4],
     pytest.param(["--compile"], marks=pytest.mark.slow),
 ], ids=str)  # fmt: skip
 def test_the_same_parameters_however_a_step_is_cut(place, whole, options):  # type: ignore[no-untyped-def]
     name = "run" + "".join(map(str, options))
     train_here(place, name, "--max-steps", 10, "--ckpt-every", 5, *options)
     assert relative_difference(parameters(place / name), parameters(whole)) < 1e-4
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(place, whole):  # type: ignore[no-untyped-def]
+    result(train(place, "two", "--max-steps", 10, "--ckpt-every", 10, "--devices", 2))
+    assert relative_difference(parameters(place / "two"), parameters(whole)) < 1e-4
 
 
 @pytest.mark.slow
@@ -244,7 +250,7 @@ def test_a_run_is_exported_and_started_from(place, whole):  # type: ignore[no-un
     del lora[lora.index("--tokenizer") : lora.index("train") + 1]
     here(place, "summarize-train", "--data-path", place / "data", "--results-dir", place / "lora",
          "--hw", "cpu", *lora, "--init", place / "hf", "--lora-rank", 4, "--max-steps", 2,
-         "--adapter", "layers_to_transform=1", "--set", "weights=bf16", "--set", "recompute=auto",
+         "--lora-layers", "1", "--set", "weights=bf16", "--set", "recompute=auto",
          "--export", place / "merged")  # fmt: skip
     trained = {n.replace(".base_layer", ""): t for n, t in parameters(place / "lora").items()}
     base = parameters(place / "whole")

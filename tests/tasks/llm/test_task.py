@@ -1,5 +1,6 @@
 """The task: what opening the data yields is passed on, never written onto the task."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,10 +56,18 @@ def test_probing_leaves_the_task_as_it_was(tmp_path: Path, ops) -> None:  # type
     assert "pretrained" not in vars(task) and "shape" not in vars(task)
 
 
-def test_a_loss_of_experts_that_is_not_added_is_told(task, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_the_loss_of_experts_is_added_where_rows_are_packed(task, capsys) -> None:  # type: ignore[no-untyped-def]
     shape = Shape({"model_type": "mixtral", "vocab_size": 300, "output_router_logits": True}, 256)
-    task._with(shape=shape).datasets()
-    assert "output_router_logits of config.json" in capsys.readouterr().err
+    packed = task._with(shape=shape)
+    assert packed.balances and not task.balances
+    packed.datasets()
+    assert "output_router_logits" not in capsys.readouterr().err
+    single = packed._with(settings=replace(task.settings, packing=False))
+    assert not single.balances
+    single.datasets()
+    assert "output_router_logits of config.json: the aux" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_a_number_is_a_choice_of_recomputation(task, ops) -> None:  # type: ignore[no-untyped-def]

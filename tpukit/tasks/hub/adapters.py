@@ -89,8 +89,7 @@ def peft_config(fields: Mapping[str, Any], lm: Any) -> Any:
     count = lm.config.get_text_config().num_hidden_layers
     if last >= count:
         raise ConfigError(
-            f"adapter: layers_to_transform: there is no layer {last}.",
-            f"The model has layers 0 to {count - 1}.",
+            f"lora_layers: there is no layer {last}.", f"The model has layers 0 to {count - 1}."
         )
     if "fan_in_fan_out" not in fields and fields["peft_type"] == "LORA":
         fields["fan_in_fan_out"] = any(isinstance(m, Conv1D) for m in lm.modules())
@@ -151,14 +150,18 @@ def _present(targets: Any, lm: Any) -> list[str]:
 
 
 # -- into a model --------------------------------------------------------------------------------
-def add_adapter(lm: Any, config: Any, *, fresh: bool, keep_start: bool) -> None:
-    """Freezes the model and puts fp32 adapters beside the layers that the configuration names.
+def add_adapter(
+    lm: Any, fields: Mapping[str, Any], *, fresh: bool = True, keep_start: bool = False
+) -> None:
+    """Freezes the model and puts fp32 adapters beside the layers that the fields of peft's
+    configuration name.
 
-    fresh: they start as the configuration says; else they hold anything, to be loaded next.
+    fresh: they start as the fields say; else they hold anything, to be loaded next.
     keep_start: as a second adapter, for `as_at_start`.
     """
     from peft import inject_adapter_in_model
 
+    config = peft_config(fields, lm)
     ends = {id(module) for module in (lm.get_input_embeddings(), lm.get_output_embeddings())}
     # A model that only reads has no output projection.
     output = lm.get_output_embeddings()

@@ -1,7 +1,9 @@
 """`test` on a run: loss, ROUGE with intervals, baselines, the best and the worst completions."""
 
 import json
+import re
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 SHOWN = 3
 """Samples shown from either end."""
+CAPITALISED = re.compile(r"\b[A-Z]\w+")
 
 
 def evaluate_run(
@@ -108,7 +111,7 @@ def evaluate_summaries(
     held_out: numbers of rows of the training file that baselines may not use.
 
     Metrics: `loss`; `rouge1`, `rouge2`, `rougeL` (F1) with `_low`, `_high` (95 %), `_baseline` (the
-    better one), `_lead` and `_nearest`; `exact_match`.
+    better one), `_lead` and `_nearest`; `names_copied`, `unseen_names_copied`.
     """
     config, formats, columns = task.settings, task.prompt_format, task.settings.style.columns
     examples = [formats.example(row) for row in rows]
@@ -272,4 +275,28 @@ def score_rows(
         means = {name: float(values[kind].mean()) for name, values in baselines.items()}
         metrics[f"{kind}_baseline"] = max(means.values())
         metrics |= {f"{kind}_{name}": mean for name, mean in means.items()}
+    words = {w for row in known for w in CAPITALISED.findall(f"{row.dialogue} {row.summary}")}
+    copied = {
+        "names_copied": names_copied(dialogues, references, made),
+        "unseen_names_copied": names_copied(dialogues, references, made, words) if words else None,
+    }
+    metrics |= {name: share for name, share in copied.items() if share is not None}
     return metrics, scores["rougeL"]
+
+
+def names_copied(
+    dialogues: Sequence[str],
+    references: Sequence[str],
+    made: Sequence[str],
+    known: AbstractSet[str] = frozenset(),
+) -> float | None:
+    """Share of the capitalised words of both reference and dialogue that the summary repeats.
+
+    Words in `known` do not count; None where there are no words.
+    """
+    found = wanted = 0
+    for dialogue, reference, summary in zip(dialogues, references, made, strict=True):
+        names = set(CAPITALISED.findall(reference)) & set(CAPITALISED.findall(dialogue)) - known
+        wanted += len(names)
+        found += len(names & set(CAPITALISED.findall(summary)))
+    return found / wanted if wanted else None

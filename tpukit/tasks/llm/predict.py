@@ -25,7 +25,7 @@ from tpukit.io.lock import LockedError, exclusive
 from tpukit.io.progress import Progress
 from tpukit.io.tables import is_table_name, read_table, table_file, write_csv
 from tpukit.tasks.llm.data.prompt import PromptFormat
-from tpukit.tasks.llm.data.rows import read_rows
+from tpukit.tasks.llm.data.rows import extra_columns, read_rows
 from tpukit.tasks.llm.data.token_cache import file_digest
 from tpukit.tasks.llm.generation.decoding import Decoding, GenerationPlan
 from tpukit.tasks.llm.generation.summaries import (
@@ -103,6 +103,8 @@ def predict_rows(
     call it."""
     assert job.test_csv is not None and job.out is not None
     formats, columns = task.prompt_format, task.settings.style.columns
+    for name in extra_columns(job.test_csv, columns) if backend.is_main else ():
+        log(f"{job.test_csv}: column {name} is not used.")
     say_what_differs(job.options, formats, backend, log)
     rows = list(read_rows(job.test_csv, summaries=False, columns=columns))
     ids, names = [row.id for row in rows], (columns.id or "id", columns.completion)

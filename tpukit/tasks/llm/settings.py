@@ -57,8 +57,8 @@ class SummarizeConfig:
     """Weights to start from: a directory, a name on the hub, or `scratch`. None: the hub's weights
     for a named size, from scratch for a custom one."""
     tokenizer: str | None = None
-    """`gpt2`, `train`, a `tokenizer.json` file, or a model's directory. None: that of `init` where
-    it has a tokenizer, else `gpt2`."""
+    """`gpt2`, `train`, a `.tiktoken` or `tokenizer.json` file, or a model's directory. None: that
+    of `init` where it has a tokenizer, else `gpt2`."""
     vocabulary_size: int = setting(4096, Range(300, 2**20))
     """Tokens of a trained tokenizer."""
     prompt_column: str = "dialogue"
@@ -103,6 +103,8 @@ class SummarizeConfig:
     lora_targets: str = "qkv"
     """Matrices that are adapted: qkv, attention_out, mlp_in, mlp_out, or their names in the model,
     separated by commas; or all-linear."""
+    lora_layers: str | None = None
+    """Layers that are adapted, counted from 0, such as `0,8-15`; None: all."""
     score_samples: int = setting(32, Range(0, LARGEST_COUNT))
     """Validation samples whose summaries are written and scored at each validation; 0: none."""
     max_new_tokens: int = setting(100, Range(1, 2**20))
@@ -160,9 +162,11 @@ class SummarizeConfig:
         targets = [n.strip() for n in str(self.lora_targets).split(",") if n.strip()]
         fields: dict[str, Any] = {"peft_type": "LORA", "target_modules": targets}
         if given.get("peft_type", "LORA") == "LORA":
+            # `--set lora_layers=1` is a number.
+            layers = None if self.lora_layers is None else parse_layers(str(self.lora_layers))
             fields |= {
                 "r": self.lora_rank or 8, "lora_alpha": self.lora_alpha,
-                "lora_dropout": self.lora_dropout,
+                "lora_dropout": self.lora_dropout, "layers_to_transform": layers,
             }  # fmt: skip
         return fields | given
 
@@ -203,9 +207,23 @@ def parse_fields(text: str) -> dict[str, Any]:
     return fields
 
 
+def parse_layers(text: str) -> list[int]:
+    """`0,8-15` to the numbers of blocks."""
+    layers: set[int] = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,4})(?:\s*-\s*(\d{1,4}))?\s*", part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise ConfigError(
+                f"lora_layers: {part!r} is neither a layer nor a range of them.",
+                "Give numbers from 0 and ranges, such as 0,8-15.",
+            )
+        layers |= {*range(int(found[1]), int(found[2] or found[1]) + 1)}
+    return sorted(layers)
+
+
 RECORDED = ("model", "block_size", "vocabulary_size", "dropout", "valid_fraction", "split_seed",
-            "lora_rank", "lora_alpha", "lora_targets", "lora_dropout", "weights", "adapter",
-            "prompt_column", "completion_column", "id_column", "template", "chat",
+            "lora_rank", "lora_alpha", "lora_targets", "lora_dropout", "lora_layers", "weights",
+            "adapter", "prompt_column", "completion_column", "id_column", "template", "chat",
             "loss_on_prompt", "rejected_column", "dpo_beta")  # fmt: skip
 """Settings that decide the arithmetic of a run that goes on."""
 

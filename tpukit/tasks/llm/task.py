@@ -109,6 +109,7 @@ class SummarizeTask(Task):
     metric_names: ClassVar[Mapping[str, str]] = {
         "rouge1": "ROUGE-1 ↑", "rouge2": "ROUGE-2 ↑", "rougeL": "ROUGE-L ↑",
         "exact_match": "exact match ↑",
+        "names_copied": "names copied ↑", "unseen_names_copied": "unseen names copied ↑",
     }  # fmt: skip
     selftest: ClassVar[Mapping[str, Any]] = {
         "model": "3x4x128", "tokenizer": "train", "vocabulary_size": 2048, "block_size": 256,
@@ -189,11 +190,11 @@ class SummarizeTask(Task):
                 )
             with Progress("Rows") as progress:
                 progress.message(f"One sample to a row, for a {kind}: {self.rows.reason}.")
-        if getattr(self.shape.config.get_text_config(), "output_router_logits", False):
+        if self._has_routers and not self.balances:
             with Progress("Experts") as progress:
                 progress.message(
                     "output_router_logits of config.json: the auxiliary loss of the experts is not"
-                    " added."
+                    " added to that of pairs, or of rows of one sample."
                 )
         whole, pairs = self.settings.loss_on_prompt, self.has_pairs
         sizes = [sample_sizes(*part, whole=whole) for part in (train, valid)]
@@ -300,6 +301,16 @@ class SummarizeTask(Task):
     @property
     def packs(self) -> bool:
         return self.settings.packing and self.rows.packed
+
+    @property
+    def _has_routers(self) -> bool:
+        """Whether config.json asks for the auxiliary loss of experts."""
+        return bool(getattr(self.shape.config.get_text_config(), "output_router_logits", False))
+
+    @property
+    def balances(self) -> bool:
+        """Whether that loss is added."""
+        return self._has_routers and self.packs and not self.has_pairs
 
     def forms(self) -> Sequence[Self]:
         """With `recompute=auto` the task without and with recomputation."""

@@ -1,7 +1,8 @@
 """Generated dialogues: seeded, of any size, and not too easy."""
 
 import csv
-from itertools import product
+import re
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,19 @@ def test_summaries_follow_from_dialogues() -> None:
         sample = make_dialogue(1, "test", index)
         assert all(name in sample.dialogue and name in sample.summary for name in sample.names)
         assert not set("[]{}|") & set(sample.dialogue + sample.summary)
+
+
+def test_the_test_part_puts_things_in_its_own_way() -> None:
+    def said(phrase: str) -> set[str]:
+        parts = [part.split("|") for part in re.split(r"[][]", phrase)]
+        return {"".join(chosen) for chosen in product(*parts)}
+
+    parts = dialogue_parts()
+    lists = [*parts["phrases"].values()]
+    for scenario in parts["scenario"]:
+        lists += [scenario["opening"], *(phrases for _, phrases in scenario["ending"])]
+    for *train, test in lists:
+        assert len(said(test)) > 1 and not said(test).intersection(chain(*map(said, train)))
 
 
 def test_the_set_is_not_too_easy(tmp_path: Path) -> None:

@@ -40,6 +40,39 @@ def written(path: Path, rows: list[dict]) -> Path:  # type: ignore[type-arg]
     return path
 
 
+TURNS = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+ANSWER_OF = PromptStyle(Columns("text", "answer", None), chat=True)
+
+
+def made(folder: Path, style: PromptStyle = TURNS, size: int = 900, **how):  # type: ignore[no-untyped-def]
+    """A tokenizer in `folder` as transformers has it, and the prompts that are made with it."""
+    write_tokenizer(folder, **how)
+    base = load_tokenizer(str(folder))
+    formats = PromptFormat(base.for_chat() if style.chat else base, size, style)
+    return transformers.AutoTokenizer.from_pretrained(folder), formats
+
+
+def turns_of(*texts: str) -> list[dict[str, str]]:
+    """A user's and an assistant's, in turn."""
+    roles = ("user", "assistant") * len(texts)
+    return [{"role": r, "content": text} for r, text in zip(roles, texts, strict=False)]
+
+
+def require_same(theirs, formats, messages, single=False):  # type: ignore[no-untyped-def]
+    """The tokens of a conversation, and which of them are learned, are those of transformers."""
+    *asked, last = messages
+    text = asked[-1]["content"] if single else json.dumps(asked)
+    found = formats.example(Row(1, "1", text, last["content"]))
+    whole = theirs.apply_chat_template(
+        messages, return_assistant_tokens_mask=True, return_dict=True
+    )
+    count = len(found.tokens)
+    assert found.tokens == whole["input_ids"][:count]
+    mask = whole["assistant_masks"][:count]
+    assert sum(mask) == found.targets == sum(whole["assistant_masks"])
+    assert found.learned is None or mask == [*map(int, found.learned)]
+
+
 def test_tokens_are_those_of_transformers(folder: Path) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     ours = load_tokenizer(str(folder / "tokenizer.json"))
@@ -72,12 +105,9 @@ def test_prompts_of_any_text_have_the_tokens_of_transformers(
     tmp_path: Path, template: str, spaces: bool
 ) -> None:
     """Words and line breaks of the template and of the text share tokens; blanks may go."""
-    write_tokenizer(tmp_path, chat=template, spaces=spaces)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs, formats = made(tmp_path, chat=template, spaces=spaces)
     base = load_tokenizer(str(tmp_path))
     plain = PromptStyle(Columns("text", "answer", None, ("tone",)), "{tone}: {text}\nWho? ")
-    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
-    asked = PromptStyle(Columns("text", "answer", None), chat=True)
     draw = random.Random(0)
 
     def text() -> str:
@@ -90,10 +120,10 @@ def test_prompts_of_any_text_have_the_tokens_of_transformers(
         def of_theirs(messages: list[dict[str, str]]) -> list[int]:
             return theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]  # type: ignore[no-any-return]
 
-        assert PromptFormat(base.for_chat(), 500, turns).prompt(row, 0) == of_theirs(messages)
+        assert formats.prompt(row, 0) == of_theirs(messages)
         row = replace(row, dialogue=text())
         user = [{"role": "user", "content": row.dialogue}]
-        assert PromptFormat(base.for_chat(), 500, asked).prompt(row, 0) == of_theirs(user)
+        assert PromptFormat(base.for_chat(), 500, ANSWER_OF).prompt(row, 0) == of_theirs(user)
         whole = theirs(f"{row.further['tone']}: {row.dialogue}\nWho? ")["input_ids"]
         assert PromptFormat(base, 500, plain).prompt(row, 0) == whole
 
@@ -110,10 +140,7 @@ THINKS = (
 
 def test_templates_see_what_they_look_for(tmp_path: Path) -> None:
     """Earlier thoughts go, switches are obeyed, as transformers has it; so is what is learned."""
-    write_tokenizer(tmp_path, chat=THINKS)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
-    ours = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900, turns)
+    theirs, ours = made(tmp_path, chat=THINKS)
     draw = random.Random(1)
 
     def text() -> str:
@@ -121,22 +148,11 @@ def test_templates_see_what_they_look_for(tmp_path: Path) -> None:
         return "".join(draw.choices(words, k=draw.randint(1, 6)))
 
     for _ in range(60):
-        messages = [
-            {"role": role, "content": text()} for role in ("user", "assistant", "user", "assistant")
-        ]
-        row = Row(1, "1", json.dumps(messages[:3]), "")
-        asked = theirs.apply_chat_template(messages[:3], add_generation_prompt=True)["input_ids"]
-        assert ours.prompt(row, 0) == asked
-    messages[1]["content"] = "<think>\nWho?\n</think>\n\nAnn."
-    messages[3]["content"] = "<think>\nwho</think>Bob."
-    example = ours.example(replace(row, dialogue=json.dumps(messages[:3]),
-                                   summary=messages[3]["content"]))  # fmt: skip
-    whole = theirs.apply_chat_template(
-        messages, return_assistant_tokens_mask=True, return_dict=True
-    )
-    assert example is not None and example.learned is not None
-    assert example.tokens == whole["input_ids"][: len(example.tokens)]
-    assert [*map(int, example.learned)] == whole["assistant_masks"][: len(example.tokens)]
+        messages = turns_of(*(text() for _ in range(3)))
+        asked = theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        assert ours.prompt(Row(1, "1", json.dumps(messages), ""), 0) == asked
+    thoughts = "<think>\nWho?\n</think>\n\nAnn.", "<think>\nwho</think>Bob."
+    require_same(theirs, ours, turns_of("Who?", thoughts[0], "Bob?", thoughts[1]))
 
 
 TOOLS = (
@@ -151,16 +167,10 @@ TOOLS = (
 @pytest.mark.parametrize("name", ["Ann", "<|im_end|>"])
 def test_a_message_is_learned_from_its_beginning_to_its_end(tmp_path: Path, name: str) -> None:
     """Calls of tools, which the template looks for, are all of what these turns say."""
-    write_tokenizer(tmp_path, chat=TOOLS)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
-    ours = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900, turns)
+    theirs, ours = made(tmp_path, chat=TOOLS)
     said = [f"<tool_call>\n{name}\n</tool_call>", f"So <tool_call>{name}</tool_call>", "Bob."]
-    messages = [
-        {"role": role, "content": text} for answer in said
-        for role, text in (("user", "Who?"), ("assistant", answer))
-    ]  # fmt: skip
-    example = ours.example(Row(1, "1", json.dumps(messages[:-1]), "Bob."))
+    messages = turns_of("Who?", said[0], "Who?", said[1], "Who?")
+    example = ours.example(Row(1, "1", json.dumps(messages), "Bob."))
     assert example is not None and example.learned is not None
     learned = np.array(example.tokens)[example.learned]
     assert theirs.decode(learned) == "".join(f"{text}<|im_end|>" for text in said)
@@ -197,35 +207,21 @@ def test_an_answer_has_the_tokens_of_the_whole_text(
     tmp_path: Path, template: str, blank: str
 ) -> None:
     """Of tokenizers that write a blank before every text, or after each special token."""
-    write_tokenizer(tmp_path, chat=template, spaces=True)
+    made(tmp_path, chat=template, spaces=True)
     file = tmp_path / "tokenizer.json"
     file.write_text(file.read_text().replace('"first"', f'"{blank}"'))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
-    asked = PromptStyle(Columns("text", "answer", None), chat=True)
     chat = load_tokenizer(str(tmp_path)).for_chat()
-    several, one = (PromptFormat(chat, 900, style) for style in (turns, asked))
+    several, one = (PromptFormat(chat, 900, style) for style in (TURNS, ANSWER_OF))
     draw = random.Random(2)
 
     def text() -> str:
         return "Bob" + "".join(draw.choices(["Ann", " ", "who?", "\u00e9", "came"], k=6)) + "x"
 
-    roles = ("user", "assistant", "user", "assistant")
     for _ in range(20):
-        messages = [{"role": role, "content": text()} for role in roles]
-        last = messages[3]["content"]
-        example = several.example(Row(1, "1", json.dumps(messages[:3]), last))
-        single = one.example(Row(1, "1", messages[2]["content"], last))
-        for found, said in ((example, messages), (single, messages[2:])):
-            whole = theirs.apply_chat_template(
-                said, return_assistant_tokens_mask=True, return_dict=True
-            )
-            assert found is not None
-            count = len(found.tokens)
-            assert found.tokens == whole["input_ids"][:count]
-            mask = whole["assistant_masks"][:count]
-            assert sum(mask) == found.targets == sum(whole["assistant_masks"])
-            assert found.learned is None or mask == [*map(int, found.learned)]
+        messages = turns_of(*(text() for _ in range(4)))
+        require_same(theirs, several, messages)
+        require_same(theirs, one, messages[2:], single=True)
 
 
 CLOSES = CHATML.replace("{% generation %}{{ m.content }}", "{% generation %}{{ m.content }}"
@@ -237,29 +233,13 @@ CLOSES = CHATML.replace("{% generation %}{{ m.content }}", "{% generation %}{{ m
 def test_an_earlier_answer_is_learned_as_transformers_masks_it(
     tmp_path: Path, template: str, said: str
 ) -> None:
-    write_tokenizer(tmp_path, chat=template)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
-    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900, turns)
-    messages = [{"role": role, "content": text} for role, text in (
-        ("user", "Who?"), ("assistant", said), ("user", "Bob?"), ("assistant", "Ann"))]  # fmt: skip
-    example = formats.example(Row(1, "1", json.dumps(messages[:3]), "Ann"))
-    whole = theirs.apply_chat_template(
-        messages, return_assistant_tokens_mask=True, return_dict=True
-    )
-    assert example is not None and example.learned is not None
-    count = len(example.tokens)
-    assert example.tokens == whole["input_ids"][:count]
-    assert [*map(int, example.learned)] == whole["assistant_masks"][:count]
+    require_same(*made(tmp_path, chat=template), turns_of("Who?", said, "Bob?", "Ann"))
 
 
 def test_an_answer_after_a_template_has_the_tokens_of_the_whole_text(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path, spaces=True)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     style = PromptStyle(Columns("text", "answer", None), "{text}\nwho?\n")
-    example = PromptFormat(load_tokenizer(str(tmp_path)), 200, style).example(
-        Row(1, "1", "Ann came.", "Bob alone.")
-    )
+    theirs, formats = made(tmp_path, style, spaces=True)
+    example = formats.example(Row(1, "1", "Ann came.", "Bob alone."))
     assert example is not None
     assert example.tokens[:-1] == theirs("Ann came.\nwho?\nBob alone.")["input_ids"]
 
@@ -267,7 +247,6 @@ def test_an_answer_after_a_template_has_the_tokens_of_the_whole_text(tmp_path: P
 def test_a_long_conversation_loses_its_oldest_turns(folder: Path) -> None:
     """The system's message and the last turns are asked, as chats do."""
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
     system = {"role": "system", "content": "Be brief."}
     talk = [
         {"role": role, "content": f"{word} said turn {turn}."}
@@ -277,7 +256,7 @@ def test_a_long_conversation_loses_its_oldest_turns(folder: Path) -> None:
     for start in (4, 6):
         kept = [system, *talk[start:]]
         expected = theirs.apply_chat_template(kept, add_generation_prompt=True)["input_ids"]
-        chat = PromptFormat(load_tokenizer(str(folder)).for_chat(), len(expected) + 8, turns)
+        chat = PromptFormat(load_tokenizer(str(folder)).for_chat(), len(expected) + 8, TURNS)
         assert chat.prompt(row, 8) == chat.prompt(row, 5) == expected
     # Then the longest message but the system's loses its end.
     for kept in (chat.prompt(row, 13), chat.prompt(row, 20)):
@@ -292,9 +271,7 @@ def test_a_long_conversation_loses_its_oldest_turns(folder: Path) -> None:
 
 def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    write_tokenizer(tmp_path, chat=refuses + TRIMS)
-    style = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
-    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 200, style)
+    _, formats = made(tmp_path, chat=refuses + TRIMS)
     assert formats.example(Row(1, "1", json.dumps(MESSAGES[1:2]), "Ann")) is not None
     with pytest.raises(DataError, match=r"Row 7: .* refuses system, user: no system"):
         formats.example(Row(7, "7", json.dumps(MESSAGES[:2]), "Ann"))
@@ -330,11 +307,8 @@ def test_a_long_prompt_loses_the_end_of_its_column(folder: Path) -> None:
 
 def test_a_prompt_that_is_cut_has_no_blank_more(tmp_path: Path) -> None:
     """Of a tokenizer that writes one before every text."""
-    write_tokenizer(tmp_path, spaces=True)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    formats = PromptFormat(
-        load_tokenizer(str(tmp_path)), 40, PromptStyle(Columns("text"), "{text}\nwho?\n")
-    )
+    style = PromptStyle(Columns("text"), "{text}\nwho?\n")
+    theirs, formats = made(tmp_path, style, 40, spaces=True)
     tokens = formats.prompt(Row(1, "1", "Bob" * 90, ""), 0)
     assert len(tokens) == 40 and theirs.decode(tokens).endswith("Bob\nwho?\n")
 
@@ -365,21 +339,12 @@ def test_further_columns_are_text(folder: Path) -> None:
 
 def test_a_last_message_is_learned_after_what_asks_for_it(tmp_path: Path) -> None:
     """Qwen3's template writes an empty thought before a last answer, and none in a prompt."""
-    write_tokenizer(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    thinking = "{% if loop.last and message.role == 'assistant' %}<think></think>{% endif %}"
-    settings["chat_template"] = settings["chat_template"].replace(
-        "{{ message['content']", thinking + "{{ message['content']"
-    )
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    empty = "{% if loop.last %}<think></think>{% endif %}{% generation %}"
+    theirs, formats = made(tmp_path, chat=CHATML.replace("{% generation %}", empty))
     asked = theirs.apply_chat_template(MESSAGES[:2], add_generation_prompt=True, tokenize=False)
     assert "<think>" in theirs.apply_chat_template(MESSAGES[:3], tokenize=False)
-    columns = Columns("messages", id=None, has_messages=True)
     rows = written(tmp_path / "train.jsonl", [{"messages": MESSAGES[:3]}])
-    (row,) = read_rows(rows, summaries=True, columns=columns)
-    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 200,
-                           PromptStyle(columns, chat=True))  # fmt: skip
+    (row,) = read_rows(rows, summaries=True, columns=TURNS.columns)
     example = formats.example(row)
     assert example is not None and example.learned is not None
     assert theirs.decode(example.tokens) == f"{asked}Ann.<|im_end|>"
@@ -415,10 +380,7 @@ def test_an_answer_goes_on_from_what_the_prompt_begins(
     """A thought is opened once and closed; what a template writes before answers is learned, and
     left out of what the model wrote."""
     template = ANSWERS.replace("BEFORE", before).replace("ASKS", asks)
-    write_tokenizer(tmp_path, chat=template)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900,
-                           PromptStyle(Columns("text", "answer", None), chat=True))  # fmt: skip
+    theirs, formats = made(tmp_path, ANSWER_OF, chat=template)
     example = formats.example(Row(1, "1", "Who came?", said))
     assert example is not None
     asked = {"role": "user", "content": "Who came?"}
@@ -457,7 +419,7 @@ def test_several_turns_learn_what_the_assistant_says(folder: Path, tmp_path: Pat
 
 
 def test_what_follows_the_last_answer_is_not_learned(tmp_path: Path) -> None:
-    columns = Columns("messages", id=None, has_messages=True)
+    columns = TURNS.columns
     path = written(tmp_path / "x.jsonl", [{"messages": MESSAGES[:4]}])
     (learned,), (asked,) = (
         list(read_rows(path, summaries=way, columns=columns)) for way in (True, False)
@@ -477,14 +439,14 @@ def test_references_of_conversations_in_a_file_of_their_own(tmp_path: Path) -> N
 @pytest.mark.parametrize("count", [1, 3])
 def test_questions_without_answers_are_no_references(tmp_path: Path, count: int) -> None:
     """As conversations that go on with a question are."""
-    columns = Columns("messages", id=None, has_messages=True)
+    columns = TURNS.columns
     for messages, has in ((MESSAGES[1 : count + 1], False), (MESSAGES[1:5], True)):
         written(tmp_path / "test.jsonl", [{"messages": messages}])
         assert has_references(tmp_path, columns) == has
 
 
 def test_the_first_line_of_a_conversation_is_that_of_its_question(tmp_path: Path) -> None:
-    columns = Columns("messages", id=None, has_messages=True)
+    columns = TURNS.columns
     row = Row(1, "1", json.dumps(MESSAGES[:2]), "Who came?")
     metrics, each = score_rows([row], ["Who, Ann?"], tmp_path / "none.csv", columns, print)
     assert (metrics["rougeL_lead"], each.tolist()) == (1.0, [0.5])
@@ -570,7 +532,7 @@ def test_messages_that_are_not_read_are_refused(
 ) -> None:
     columns = Columns("prompt", "completion", None)
     if "messages" in row:
-        columns = Columns("messages", id=None, has_messages=True)
+        columns = TURNS.columns
     path = written(tmp_path / "x.jsonl", [row])
     with pytest.raises(DataError, match=f"row 1 .*{said}"):
         list(read_rows(path, summaries=True, columns=columns))
@@ -580,8 +542,7 @@ def test_messages_that_are_not_read_are_refused(
 def test_fields_that_say_nothing_are_read(tmp_path: Path, name: str) -> None:
     said = [MESSAGES[1], CALLED | {"content": "Ann.", "tool_calls": []}]
     rows = {"messages": {"messages": said}, "completion": {"prompt": ASKING, "completion": ANSWER}}
-    columns = {"messages": Columns("messages", id=None, has_messages=True),
-               "completion": Columns("prompt", "completion", None)}  # fmt: skip
+    columns = {"messages": TURNS.columns, "completion": Columns("prompt", "completion", None)}
     path = written(tmp_path / "x.jsonl", [rows[name] | {"tools": []}])
     assert len(list(read_rows(path, summaries=True, columns=columns[name]))) == 1
 
@@ -602,4 +563,4 @@ def test_a_template_that_writes_no_plain_text_is_refused(tmp_path: Path) -> None
     parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}"
     write_tokenizer(tmp_path, chat=parts + "<|im_end|>{% endfor %}")
     with pytest.raises(ConfigError, match="writes no messages of plain text"):
-        PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 64, PromptStyle(chat=True))
+        PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 64, TURNS)

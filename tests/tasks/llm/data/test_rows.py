@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.errors import DataError
-from tpukit.tasks.llm.data.rows import read_rows
+from tpukit.tasks.llm.data.rows import extra_columns, read_rows
 
 
 def write(tmp_path: Path, content: bytes) -> Path:
@@ -52,3 +52,9 @@ def test_faults_are_named(tmp_path: Path, name: str) -> None:
         list(read_rows(path, summaries=True))
     assert str(path) in caught.value.message
     assert hint in (caught.value.hint or "")
+
+
+def test_extra_columns_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path, b"id,dialogue,topic,Sumary\n1,a,b,c\n")
+    assert extra_columns(path) == ["topic", "Sumary (did you mean 'summary'?)"]
+    assert [row.dialogue for row in read_rows(path, summaries=False)] == ["a"]

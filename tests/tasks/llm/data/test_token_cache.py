@@ -1,6 +1,10 @@
-"""The token cache: right, keyed, checked, whatever the number of rows."""
+"""The token cache: right, keyed, safe against a kill, whatever the number of rows."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +50,7 @@ def test_long_summaries_are_counted(tmp_path: Path, tokenizer: Tokenizer, write_
     cache = open_token_cache(write_csv(tmp_path / "t.csv", COLUMNS, rows), tokenizer, 64)
     assert (len(cache), cache.skipped) == (2, 1)
     only = write_csv(tmp_path / "u.csv", COLUMNS, rows[1:2])
-    with pytest.raises(DataError, match="completions of over half of 64"):
+    with pytest.raises(DataError, match="completions of over 30% of 64"):
         open_token_cache(only, tokenizer, 64)
 
 
@@ -79,20 +83,47 @@ def test_content_tokenizer_and_context_are_the_key(
     assert open_token_cache(path, tokenizer, 64).path != first
 
 
-@pytest.mark.parametrize("at", [0, 12, -30, -3])
+@pytest.mark.parametrize("at", [0, 12, 4100, -3])
 def test_a_damaged_cache_is_built_again(
     tmp_path: Path, tokenizer: Tokenizer, write_csv, at: int
 ) -> None:  # type: ignore[no-untyped-def]
-    """Its length, a letter of its header, two of what it holds."""
+    """A letter of its header, its length, a token, a place."""
     path = write_csv(tmp_path / "t.csv", COLUMNS, [["1", "Ann: hi", "They greet."]])
-    expected = open_token_cache(path, tokenizer, 64).example(0)[0].tolist()
+    whole = open_token_cache(path, tokenizer, 64).path.read_bytes()
     [cache] = (Path(os.environ["TPUKIT_CACHE_DIR"]) / "tokens").glob("*.tokens")
-    damaged = bytearray(cache.read_bytes())
+    damaged = bytearray(whole)
     damaged[at] ^= 1
     cache.unlink()
     cache.write_bytes(damaged)
-    assert open_token_cache(path, tokenizer, 64).example(0)[0].tolist() == expected
-    assert cache.read_bytes() != damaged
+    assert open_token_cache(path, tokenizer, 64).path.read_bytes() == whole
+
+
+@pytest.mark.slow
+def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    files = write_dialogues(tmp_path, 8_000, 0)
+    (tmp_path / "tokenizer").write_bytes(tokenizer.to_bytes())
+    code = (
+        "import sys; from pathlib import Path;"
+        "from tpukit.tasks.llm.data.token_cache import open_token_cache;"
+        "from tpukit.tasks.llm.data.tokenizer import Tokenizer;"
+        f"content = Path({str(tmp_path / 'tokenizer')!r}).read_bytes();"
+        "tokenizer = Tokenizer.from_bytes(content);"
+        f"open_token_cache(Path({files['train']!r}), tokenizer, 256)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code])
+    folder = Path(os.environ["TPUKIT_CACHE_DIR"]) / "tokens"
+    while child.poll() is None and not any(
+        p.stat().st_size > 5000 for p in folder.glob(".*.partial")
+    ):
+        time.sleep(0.005)
+    killed = child.poll() is None
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert killed and not list(folder.glob("*.tokens"))
+    assert len(open_token_cache(Path(files["train"]), tokenizer, 256)) == 7_200
+    assert not list(folder.glob(".*.partial"))
 
 
 def test_the_split_is_seeded_and_covers_all(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -1,10 +1,12 @@
-"""The tokenizer: any text comes back; files and directories; what is none."""
+"""The tokenizer: any text comes back; files of tiktoken and of directories; what is none."""
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiktoken
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +14,11 @@ from tpukit.errors import DataError
 from tpukit.tasks.llm.data.prompt import first_tokens
 from tpukit.tasks.llm.data.rows import Columns
 from tpukit.tasks.llm.data.tokenizer import END_OF_TEXT, Tokenizer
-from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer, trained_tokenizer
+from tpukit.tasks.llm.data.tokenizer_choice import (
+    GPT2_PATTERN,
+    load_tokenizer,
+    trained_tokenizer,
+)
 
 TEXT = "Ann: it's 5 o'clock, isn't it? 😀\r\n  Bob:  <|endoftext|>"
 
@@ -21,15 +27,47 @@ def whole_of(tokenizer: Tokenizer) -> Any:
     return json.loads(tokenizer.files["tokenizer.json"])
 
 
+@pytest.fixture(scope="session")
+def ranks(tokenizer: Tokenizer) -> dict[bytes, int]:
+    """Of the trained tokenizer, as tiktoken has them."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    byte_of = {character: byte for byte, character in bytes_to_unicode().items()}
+    vocabulary = whole_of(tokenizer)["model"]["vocab"]
+    return {bytes(map(byte_of.__getitem__, text)): rank for text, rank in vocabulary.items()}
+
+
+def lines_of(ranks: dict[bytes, int]) -> bytes:
+    return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items())
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory, ranks: dict[bytes, int]) -> Tokenizer:
+    path = tmp_path_factory.mktemp("ranks") / "a.tiktoken"
+    path.write_bytes(lines_of(ranks))
+    return load_tokenizer(str(path))
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text())
-def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
-    tokens = tokenizer.encode(text)
-    assert tokenizer.end == 511 not in tokens and tokenizer.decode(tokens) == text
+def test_any_text_comes_back_with_the_tokens_of_tiktoken(
+    tokenizer: Tokenizer, converted: Tokenizer, ranks: dict[bytes, int], text: str
+) -> None:
+    theirs = tiktoken.Encoding(
+        "test", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 511}
+    )
+    tokens = theirs.encode_ordinary(text)
+    for ours in (tokenizer, converted):
+        assert ours.encode(text) == tokens and ours.end == 511 not in tokens
+        assert ours.decode(tokens) == text
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "."])
-def test_files_round_trip(tmp_path: Path, tokenizer: Tokenizer, name: str) -> None:
+@pytest.mark.parametrize("name", ["a.tiktoken", "ended.tiktoken", "tokenizer.json", "."])
+def test_files_round_trip(
+    tmp_path: Path, tokenizer: Tokenizer, ranks: dict[bytes, int], name: str
+) -> None:
+    (tmp_path / "a.tiktoken").write_bytes(lines_of(ranks))
+    (tmp_path / "ended.tiktoken").write_bytes(lines_of({**ranks, END_OF_TEXT.encode(): 511}))
     (tmp_path / "tokenizer.json").write_text(tokenizer.files["tokenizer.json"])
     read = load_tokenizer(str(tmp_path / name))
     for again in (read, Tokenizer.from_bytes(read.to_bytes())):
@@ -124,6 +162,9 @@ def test_a_long_text_is_read_no_further_than_needed(tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("x.tiktoken", b"not base64 at all", "line"),
+        ("x.tiktoken", b"YQ== -1\n", "of the 256"),
+        ("x.tiktoken", b"YQ== 0\n", "255 of the 256"),
         ("x.json", b"{}", "Cannot read the tokenizer of .*x.json"),
         (".", b"", "Cannot read the tokenizer of "),
     ],

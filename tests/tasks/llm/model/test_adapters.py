@@ -77,9 +77,7 @@ def logits(lm):
 def learned(base, fields):
     """A copy of a model whose adapter has learned three steps."""
     lm = copy.deepcopy(base)
-    config = adapters.peft_config(fields, lm)
-    starts = adapters.takes_part(config.to_dict())
-    adapters.add_adapter(lm, config, fresh=True, keep_start=starts)
+    adapters.add_adapter(lm, fields, keep_start=adapters.takes_part(fields))
     torch.testing.assert_close(logits(lm), logits(base), rtol=0, atol=1e-6)
     optimizer = torch.optim.AdamW((p for p in lm.parameters() if p.requires_grad), lr=1e-2)
     for _ in range(3):
@@ -114,20 +112,19 @@ def test_an_adapter_is_peft_s(name, tmp_path):
     write(lm, tmp_path)
     # As a run is read for its export.
     restored = copy.deepcopy(base)
-    config = adapters.peft_config(KINDS[name], restored)
-    takes = adapters.takes_part(config.to_dict())
-    adapters.add_adapter(restored, config, fresh=False, keep_start=takes)
+    takes = adapters.takes_part(KINDS[name])
+    adapters.add_adapter(restored, KINDS[name], fresh=False, keep_start=takes)
     restored.load_state_dict(lm.state_dict())
     assert adapters.adapter_files(restored) == adapters.adapter_files(lm)
     theirs = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path)
     torch.testing.assert_close(logits(theirs), found, rtol=0, atol=1e-6)
     read = copy.deepcopy(base)
-    config = adapters.peft_config(read_fields(tmp_path), read)
-    adapters.add_adapter(read, config, fresh=True, keep_start=False)
+    fields = read_fields(tmp_path)
+    adapters.add_adapter(read, fields)
     assert trained(read) == trained(lm) != []
     read = copy.deepcopy(base)
     keep_start = name not in ALONE
-    adapters.add_adapter(read, config, fresh=True, keep_start=keep_start)
+    adapters.add_adapter(read, fields, keep_start=keep_start)
     adapters.load_adapter(read, tmp_path)
     torch.testing.assert_close(logits(read), found, rtol=0, atol=1e-6)
     with adapters.as_at_start(read):
@@ -173,9 +170,7 @@ def test_an_update_of_bf16_weights_is_rounded_once():
 def test_what_cannot_be_adapted_is_named(fields, said):
     lm = model()
     with pytest.raises(ConfigError, match=said):
-        adapters.add_adapter(
-            lm, adapters.peft_config(LORA | fields, lm), fresh=True, keep_start=False
-        )
+        adapters.add_adapter(lm, LORA | fields)
 
 
 def test_python_s_words_are_values():
@@ -196,8 +191,7 @@ def test_python_s_words_are_values():
 def test_words_are_names_of_modules(text, saved, adapted):
     """peft takes a word for a pattern of whole names, or for its letters."""
     lm = model(tie_word_embeddings=False)
-    config = adapters.peft_config(LORA | parse_fields(text), lm)
-    adapters.add_adapter(lm, config, fresh=True, keep_start=False)
+    adapters.add_adapter(lm, LORA | parse_fields(text))
     own = [name.split(".") for name in trained(lm)]
     assert {n[n.index("modules_to_save") - 1] for n in own if "modules_to_save" in n} == saved
     assert {n[n.index("lora_A") - 1] for n in own if "lora_A" in n} == adapted
@@ -206,8 +200,7 @@ def test_words_are_names_of_modules(text, saved, adapted):
 def test_another_model_s_adapter_is_refused(tmp_path):
     write(learned(model(), LORA), tmp_path)
     lm = model()
-    fewer = adapters.peft_config(LORA | {"target_modules": ["qkv"]}, lm)
-    adapters.add_adapter(lm, fewer, fresh=True, keep_start=False)
+    adapters.add_adapter(lm, LORA | {"target_modules": ["qkv"]})
     with pytest.raises(DataError, match=r"does not fit these weights: 'model\.layers\.0\.mlp"):
         adapters.load_adapter(lm, tmp_path)
     with pytest.raises(DataError, match="lora_init takes a directory"):
@@ -218,7 +211,7 @@ def test_another_model_s_adapter_is_refused(tmp_path):
 def packed(base):
     lm = copy.deepcopy(base)
     four_bits.in_four_bits(lm)
-    adapters.add_adapter(lm, adapters.peft_config(LORA, lm), fresh=True, keep_start=False)
+    adapters.add_adapter(lm, LORA)
     return lm
 
 
@@ -275,8 +268,7 @@ def test_merged_weights_are_those_that_were_trained_beside(kind):
     plain = copy.deepcopy(base)
     four_bits.rounded_to_four_bits(plain)
     assert (logits(plain) - logits(base)).abs().max() > 1e-3
-    config = adapters.peft_config(LORA, plain)
-    adapters.add_adapter(plain, config, fresh=False, keep_start=False)
+    adapters.add_adapter(plain, LORA, fresh=False)
     assert not plain.load_state_dict(state, strict=False).unexpected_keys
     adapters.merge_adapter(plain)
     torch.testing.assert_close(logits(plain), found, rtol=0, atol=1e-6)

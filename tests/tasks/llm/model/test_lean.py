@@ -119,6 +119,37 @@ def test_packed_rows_wanted_places_losses_and_gradients(pair, monkeypatch):  # t
     assert ours.lm.get_input_embeddings().weight.grad[8].any()
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "jetmoe"])
+def test_the_loss_of_experts_is_that_of_transformers(kind):  # type: ignore[no-untyped-def]
+    """Of the samples' tokens alone; the last layer's experts are chosen at all of them."""
+    more = {"num_local_experts": 4, "output_router_logits": True, "router_aux_loss_coef": 0.3}
+    config = transformers.AutoConfig.for_model(kind, **SIZE, **more)
+    theirs = transformers.AutoModelForCausalLM.from_config(
+        copy.deepcopy(config), attn_implementation="eager"
+    )
+    lm = load_lm(shape_of(config, LENGTH), torch.float32, drawn=False)
+    lm.load_state_dict(theirs.state_dict())
+    ours = LanguageModel(lm, TorchOps(), balances=True).train()
+    tokens = torch.randint(9, VOCABULARY, (1, LENGTH))
+    two = torch.zeros(2, CUT + LENGTH, dtype=torch.long)
+    starts = torch.arange(CUT + LENGTH).repeat(2, 1)
+    two[0, :CUT], two[0, CUT:] = tokens[0, :CUT], tokens[0]
+    starts[0, :CUT], starts[0, CUT:] = 0, CUT
+    padded, mask = torch.zeros(2, LENGTH, dtype=torch.long), torch.zeros(2, LENGTH)
+    padded[0, :CUT], padded[1], mask[0, :CUT], mask[1] = tokens[0, :CUT], tokens[0], 1, 1
+    wanted = torch.tensor([*range(CUT - 1), *range(CUT, CUT + LENGTH - 1), 0])[None]
+    labels = torch.cat([tokens[0, 1:CUT], tokens[0, 1:], torch.tensor([-100])])[None]
+    loss = theirs(padded, labels=padded.where(mask > 0, -100), attention_mask=mask).loss
+    own = ours(two, wanted, labels=labels, starts=starts).sum() / (labels >= 0).sum()
+    plain = ours.eval()(two, wanted, labels=labels, starts=starts).sum() / (labels >= 0).sum()
+    assert abs(own - loss) < 1e-5 and loss - plain > 0.01
+    loss.backward()
+    own.backward()
+    expected = dict(theirs.named_parameters())
+    for name, parameter in lm.named_parameters():
+        assert name.endswith("embed_tokens.weight") or near(parameter.grad, expected[name].grad)
+
+
 @pytest.mark.slow
 def test_one_graph_of_torch_compile(pair):  # type: ignore[no-untyped-def]
     """GPUs compile the forward pass: what is done around modules must not break it."""

@@ -16,6 +16,8 @@ from tpukit.tasks.llm.data.tokenizer import ANSWERED, ASKED, Tokenizer
 
 BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"
 BEFORE_SUMMARY = "\n\n### SUMMARY:\n"
+LONGEST_SUMMARY_SHARE = 0.3
+"""A summary that needs more of the context than this leaves too little to the dialogue."""
 Array = np.ndarray[Any, Any]
 SYSTEM = ("system", "developer")
 EMPTY_THOUGHT = re.compile(r"\s*<(\w+)>\s*</\1>\s*")
@@ -60,6 +62,8 @@ class PromptStyle:
         """What the rows have that are left out."""
         if self.columns.has_messages:
             return f"conversations of more than {block_size} tokens"
+        if self == SUMMARIES:
+            return f"completions of over {LONGEST_SUMMARY_SHARE:.0%} of {block_size} tokens"
         return f"completions of over half of {block_size} tokens that do not fit with their prompts"
 
     @cached_property
@@ -172,7 +176,10 @@ class PromptFormat:
         else:
             prompt = self.prompt(row, min(longest, self.block_size // 2))
             learned = [False] * len(prompt)
-        if len(prompt) + longest > self.block_size:
+        fits = len(prompt) + longest <= self.block_size
+        if self.style == SUMMARIES:
+            fits = longest - 1 <= int(self.block_size * LONGEST_SUMMARY_SHARE)
+        if not fits:
             return None
         tokens = [token for answer in answers for token in (*prompt, *answer)]
         if not columns.flags_learned:

@@ -1,5 +1,6 @@
 """Rows of prompts and completions, in a stream; every mistake is named by file, row, column."""
 
+import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.errors import DataError
-from tpukit.io.tables import column_place, is_table_name, open_table, table_file
+from tpukit.io.tables import column_place, is_table_name, open_table, plain_name, table_file
 
 UNREAD = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 """Fields of messages that chat templates write beside the content."""
@@ -145,6 +146,18 @@ def _naming(there: Sequence[str], missing: Sequence[str], columns: Columns) -> s
 def training_file(data: Path) -> Path:
     """The table of a data path: the file itself, or a folder's train.csv."""
     return data if is_table_name(data) or data.is_file() else table_file(data, "train")
+
+
+def extra_columns(path: Path, columns: Columns = DIALOGUES) -> list[str]:
+    """Columns that nothing reads, each with the known name it resembles, for a warning."""
+    names = {plain_name(name) for name in columns.names}
+    others = (name for name in open_table(path).columns if plain_name(name) not in names)
+    return [name + _did_you_mean(name, columns.names) for name in others]
+
+
+def _did_you_mean(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name.strip().lower(), known, 1, 0.6)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _row(number: int, values: Mapping[str, str], columns: Columns) -> Row:

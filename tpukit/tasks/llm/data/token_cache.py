@@ -1,22 +1,24 @@
-"""A training file as tokens: a memory-mapped safetensors file, keyed by content, tokenizer and
-context, with a sum over all that it holds.
+"""A training file as tokens: one memory-mapped file, keyed by content, tokenizer and context.
+
+Layout: a JSON header, with a sum over all that follows, padded to 4096 bytes, the tokens of all
+samples end to end, then for each sample where it starts (one more for the end), and how many
+targets it has.
 """
 
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from io import BufferedRandom, BufferedReader
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from tpukit.errors import DataError
-from tpukit.io.files import sha256_of, write_file
+from tpukit.io.files import replacing, sha256_of
 from tpukit.io.folders import cache_folder
 from tpukit.io.lock import exclusive
 from tpukit.io.process import allowed_cores
@@ -26,11 +28,11 @@ from tpukit.tasks.llm.data.prompt import SUMMARIES, Example, PromptFormat, Promp
 from tpukit.tasks.llm.data.rows import Row, read_rows
 from tpukit.tasks.llm.data.tokenizer import Tokenizer
 
-FORMAT = 11
+FORMAT = 10
 """Changes with the layout, and where a style gives other tokens."""
 LEARNED = np.uint32(2**31)
 """Flag of a token that is learned, in files whose targets are not a sample's last tokens."""
-NAMES = ("tokens", "starts", "targets")
+HEADER_BYTES = 4096
 ROWS_A_CHUNK = 500
 CHUNKS_WORTH_WORKERS = 4
 Array = np.ndarray[Any, Any]
@@ -146,49 +148,89 @@ def _open(path: Path) -> TokenCache | None:
     if not path.exists():
         return None
     try:
-        with safe_open(path, "pt") as file:  # of which NumPy's way copies
-            said: dict[str, str] = file.metadata()
-            tokens, starts, targets = (file.get_tensor(name).numpy() for name in NAMES)
-        if said.pop("sha256") != _digest((tokens, starts, targets), said):
-            return None
-    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError):
+        with path.open("rb") as file:
+            header = json.loads(file.read(HEADER_BYTES).rstrip(b"\0"))
+            if header.pop("sha256") != _digest(file, header):
+                return None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    tokens = tokens.view(f"u{tokens.dtype.name}")
-    return TokenCache(tokens, starts, targets, int(said["skipped"]), "flagged" in said, path)
+    samples = header["samples"]
+    data = np.memmap(path, np.uint8, "r")
+    places = _places(header)
+    return TokenCache(
+        _view(data, places[0], header["tokens"], np.dtype(header["dtype"])),
+        _view(data, places[1], samples + 1, np.dtype(np.int64)),
+        _view(data, places[2], samples, np.dtype(np.int32)),
+        header["skipped"],
+        header["flagged"],
+        path,
+    )
 
 
-def _digest(arrays: Iterable[Array], said: Mapping[str, str]) -> str:
-    """The sum of arrays and of what is said of them."""
-    found = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
-    for array in arrays:
-        found.update(array.data)
+def _places(header: dict[str, Any]) -> list[int]:
+    """Byte offsets of tokens, starts and targets, each aligned to 8."""
+    sizes = [header["tokens"] * np.dtype(header["dtype"]).itemsize, (header["samples"] + 1) * 8]
+    aligned = (-(-size // 8) * 8 for size in sizes)
+    return list(itertools.accumulate(aligned, initial=HEADER_BYTES))
+
+
+def _digest(file: BufferedReader | BufferedRandom, header: dict[str, Any]) -> str:
+    """The sum of a header's fields and of what follows it in the file."""
+    file.seek(HEADER_BYTES)
+    found = hashlib.file_digest(file, "sha256")
+    found.update(json.dumps(header, sort_keys=True).encode())
     return found.hexdigest()
+
+
+def _view(data: Array, start: int, count: int, dtype: np.dtype[Any]) -> Array:
+    view: Array = data[start : start + count * dtype.itemsize].view(dtype)
+    return view
 
 
 # -- building ------------------------------------------------------------------------------------
 def _build(path: Path, csv_path: Path, prompts: PromptFormat, progress: Progress | None) -> None:
     columns = prompts.style.columns
     small = prompts.tokenizer.vocabulary_size <= 2**16 and not columns.flags_learned
-    parts, done = [], 0
+    dtype = np.uint16 if small else np.uint32
     rows = read_rows(csv_path, summaries=True, pairs=True, columns=columns)
+    with replacing(path) as unfinished, unfinished.open("w+b") as file:
+        file.write(b"\0" * HEADER_BYTES)
+        header = _write_samples(file, rows, prompts, dtype, progress)
+        header["sha256"] = _digest(file, header)
+        file.seek(0)
+        file.write(json.dumps(header).encode().ljust(HEADER_BYTES, b"\0"))
+
+
+def _write_samples(
+    file: BinaryIO,
+    rows: Iterable[Row],
+    prompts: PromptFormat,
+    dtype: type,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    starts, targets = [np.zeros(1, np.int64)], []
+    done = tokens = 0
     for chunk in encoded_chunks(rows, prompts):
-        kept = [example for example in chunk if example is not None]
-        parts.append(TokenCache.of(kept, np.uint16 if small else np.uint32))
+        kept = TokenCache.of([example for example in chunk if example is not None], dtype)
+        file.write(kept.tokens.tobytes())
+        starts.append(tokens + kept.starts[1:])
+        targets.append(kept.targets)
+        tokens += len(kept.tokens)
         done += len(chunk)
         if progress is not None:
             progress.update(done)
-    lengths = np.concatenate([part.lengths for part in parts])
-    arrays = (
-        # Releases of safetensors differ in unsigned types.
-        np.concatenate([part.tokens for part in parts]).view(np.int16 if small else np.int32),
-        np.append(0, lengths.cumsum()),
-        np.concatenate([part.targets for part in parts]),
-    )
-    said = {"skipped": str(done - len(lengths))}
-    if columns.flags_learned:
-        said["flagged"] = ""
-    said["sha256"] = _digest(arrays, said)
-    write_file(path, save(dict(zip(NAMES, arrays, strict=True)), said))
+    file.write(b"\0" * (-file.tell() % 8))
+    for arrays in (starts, targets):
+        file.write(np.concatenate(arrays).tobytes())
+        file.write(b"\0" * (-file.tell() % 8))
+    samples = sum(map(len, targets))
+    return {
+        "samples": samples,
+        "tokens": tokens,
+        "dtype": np.dtype(dtype).name,
+        "skipped": done - samples,
+        "flagged": prompts.style.columns.flags_learned,
+    }
 
 
 def encoded_chunks(rows: Iterable[Row], prompts: PromptFormat) -> Iterator[list[Example | None]]:

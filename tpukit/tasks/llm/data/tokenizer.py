@@ -71,7 +71,7 @@ class Tokenizer:
             cause = str(error).partition("\n")[0].rstrip(".")
             raise DataError(
                 f"Cannot read the tokenizer of {path}: {cause}.",
-                "Give a tokenizer.json file, or the directory of a model.",
+                "Give a .tiktoken or tokenizer.json file, or the directory of a model.",
             ) from error
         return made
 

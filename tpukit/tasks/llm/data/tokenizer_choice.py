@@ -20,9 +20,10 @@ from tpukit.tasks.llm.data.tokenizer import (
 )
 
 BRING_A_FILE = (
-    "Bring the file along: `tokenizer.json` of the Hugging Face repository `gpt2`, and give it with"
-    " --tokenizer FILE; --tokenizer train needs no network at all."
+    "Bring the file along: `tokenizer.json` of the Hugging Face repository `gpt2` (or a `.tiktoken`"
+    " file) and give it with --tokenizer FILE; --tokenizer train needs no network at all."
 )
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 ROWS_FOR_TOKENIZER = 50_000
 """Most rows that a tokenizer is trained on: more change it little."""
 
@@ -43,16 +44,38 @@ def trained_tokenizer(
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """`gpt2`, a tokenizer.json file, or a model's directory. Raises `DataError`."""
+    """`gpt2`, a .tiktoken or tokenizer.json file, or a model's directory. Raises `DataError`."""
     if name == "gpt2":
         return _gpt2()
     path = Path(name)
     try:
+        if path.suffix == ".tiktoken":
+            return _of_ranks(require_regular(path))
         return Tokenizer.read(path if path.is_dir() else require_regular(path))
     except OSError as error:
         raise DataError(
             f"No tokenizer at {path}: {error.strerror}.",
-            "--tokenizer takes gpt2, train, a tokenizer.json file, or a directory.",
+            "--tokenizer takes gpt2, train, a .tiktoken or tokenizer.json file, or a directory.",
+        ) from error
+
+
+def _of_ranks(path: Path) -> Tokenizer:
+    """Of a `.tiktoken` file with GPT-2's rules; an end token that is not there comes last."""
+    from tiktoken.load import load_tiktoken_bpe
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    try:
+        ranks = load_tiktoken_bpe(str(path))
+        if missing := sum(bytes([byte]) not in ranks for byte in range(256)):
+            raise ValueError(f"{missing} of the 256 single bytes have no token")
+        ranks.setdefault(END_OF_TEXT.encode(), max(ranks.values()) + 1)
+        converter = TikTokenConverter(pattern=GPT2_PATTERN, extra_special_tokens=[END_OF_TEXT])
+        converter.load_tiktoken_bpe = lambda _: ranks
+        return _of_no_model(converter.converted().to_str(), str(path))
+    except Exception as error:  # of two libraries
+        raise DataError(
+            f"{path} is not a .tiktoken file of a byte-level BPE: {str(error)[:200]}.",
+            "It has a base64 token and its rank a line; or give a tokenizer.json.",
         ) from error
 
 

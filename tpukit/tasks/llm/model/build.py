@@ -48,13 +48,13 @@ def language_model(
                 "Save it as LoRA: peft's path_initial_model_for_weight_conversion.",
             )
         adapters.add_adapter(
-            lm, adapters.peft_config(task.adapter, lm), fresh=not task.is_restored,
+            lm, task.adapter, fresh=not task.is_restored,
             keep_start=takes or bool(task.has_pairs and continued),
         )  # fmt: skip
         if continued and not task.is_restored:
             adapters.load_adapter(lm, Path(continued).expanduser())
     recompute, last = settings.recompute not in (False, "auto"), task.rows.last_at_wanted
-    model = LanguageModel(lm, ops, recompute=recompute, last_at_wanted=last)
+    model = LanguageModel(lm, ops, recompute=recompute, last_at_wanted=last, balances=task.balances)
     if packs:
         four_bits.keep_trained_alone(model)
     return model

@@ -132,9 +132,11 @@ class LanguageModel(nn.Module):
         *,
         recompute: bool = False,
         last_at_wanted: bool = True,
+        balances: bool = False,
     ) -> None:
         """recompute: layers are computed again in the backward pass instead of being kept.
-        last_at_wanted: the last layer is computed where it is wanted, see `LastLayer`."""
+        last_at_wanted: the last layer is computed where it is wanted, see `LastLayer`.
+        balances: in training losses hold the auxiliary loss of experts too."""
         super().__init__()
         self.lm = lm
         self.ops = ops
@@ -152,7 +154,8 @@ class LanguageModel(nn.Module):
                 raise ConfigError(said, "Leave it out.") from error
         take_forms(lm)
         self._tail = Tail(lm.get_submodule(self._base))
-        self._last = LastLayer.of(lm) if last_at_wanted else None
+        self._balances = balances
+        self._last = LastLayer.of(lm) if last_at_wanted and not balances else None
 
     def forward(
         self,
@@ -189,13 +192,20 @@ class LanguageModel(nn.Module):
         if self._is_own:  # transformers' attention takes rows of one sample alone
             given = {"starts": starts, "past": cache, "ops": self.ops, "position_ids": positions}
             given |= {} if cache is None else {self._cache_name: cache}
-        x = self._hidden(tokens, wanted, given)
+        x, routed = self._hidden(tokens, wanted, given)
         if labels is None:
             return self.logits(x)
-        return self._losses(x, labels)
+        losses = self._losses(x, labels)
+        if self._balances and self.training and starts is not None:
+            # Their mean has it once.
+            losses = losses + (labels != IGNORED) * self._imbalance(x, routed, starts)
+        return losses
 
-    def _hidden(self, tokens: Tensor, wanted: Tensor | None, given: dict[str, Any]) -> Tensor:
-        """What the vocabulary is projected from, (rows, length, width) or where it is wanted."""
+    def _hidden(
+        self, tokens: Tensor, wanted: Tensor | None, given: dict[str, Any]
+    ) -> tuple[Tensor, Any]:
+        """What the vocabulary is projected from, (rows, length, width) or where it is wanted, and
+        what chose the experts, if there are some."""
         if self._last is not None:
             self._last.wanted = wanted
         try:
@@ -209,7 +219,7 @@ class LanguageModel(nn.Module):
             x = gather_positions(x, wanted)
         elif wanted is not None:
             x = x.reshape(len(wanted), -1, x.shape[-1])[:, : wanted.shape[1]]
-        return x
+        return x, getattr(found, "router_logits", None)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits of hidden states (groups, count, width), scaled and capped as the model does."""
@@ -220,6 +230,24 @@ class LanguageModel(nn.Module):
         finally:
             self._tail.given = None
         return logits
+
+    def _imbalance(self, x: Tensor, routed: Any, starts: Tensor) -> Tensor:
+        """What a causal model adds to its loss for experts that are chosen unevenly by the samples'
+        tokens, `router_aux_loss_coef` within."""
+        # What only fills a row begins where it is, and nothing that follows begins there.
+        places = torch.arange(starts.shape[1], device=starts.device)
+        inside = (starts != places) | (starts.roll(-1, 1) == places)
+        ignored = torch.full((1, 1), IGNORED, device=x.device)
+        self._tail.given, self._tail.routed = x[:1, :1], routed
+        try:
+            found = self.lm(
+                input_ids=ignored, labels=ignored, num_items_in_batch=1, attention_mask=inside,
+                use_cache=False,
+            )  # fmt: skip
+        finally:
+            self._tail.given = self._tail.routed = None
+        loss: Tensor = found.loss
+        return loss
 
     def _losses(self, x: Tensor, labels: Tensor) -> Tensor:
         """Cross entropy of each place of x (groups, count, width), in blocks where all logits would
@@ -275,6 +303,8 @@ class Tail:
         self.kind: Any = None
         """The class of the base's results."""
         self.given: Tensor | None = None
+        self.routed: Any = None
+        """What chose the experts, where their loss is asked for."""
         self._whole = base.forward
         base.forward = self.forward
 
@@ -282,7 +312,8 @@ class Tail:
         """In place of the base's."""
         if self.given is None:
             return self._whole(*inputs, **named)
-        return self.kind(last_hidden_state=self.given)
+        routed = {} if self.routed is None else {"router_logits": self.routed}
+        return self.kind(last_hidden_state=self.given, **routed)
 
 
 class _AttentionReached(Exception):  # noqa: N818

@@ -210,7 +210,7 @@ def _adapt(lm: Any, config: TextConfig, *, fresh: bool) -> None:
     targets = [name.strip() for name in config.lora_targets.split(",") if name.strip()]
     fields = {"peft_type": "LORA", "r": config.lora_rank, "lora_alpha": config.lora_alpha,
               "lora_dropout": config.lora_dropout, "target_modules": targets}  # fmt: skip
-    adapters.add_adapter(lm, adapters.peft_config(fields, lm), fresh=fresh, keep_start=False)
+    adapters.add_adapter(lm, fields, fresh=fresh)
 
 
 class Pooled(nn.Module):
