@@ -123,10 +123,6 @@ def test_a_variable_that_is_only_set_raises_nothing():
     assert ids(tested.replace("'COLAB_TPU_ADDR' in os.environ", "'KAGGLE_URL' in os.environ")) != []
 
 
-def test_every_row_says_what_happens():
-    assert all(row.effect for row in old_calls())
-
-
 @pytest.mark.parametrize(
     ("code", "remark"),
     [

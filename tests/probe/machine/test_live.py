@@ -73,6 +73,7 @@ def test_the_checks_on_virtual_devices(monkeypatch):
     assert "4 devices" in results[1].verdict.message
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_here():
     facts = gather(Host(), quick=True)
     if facts.kind != "cpu":

@@ -16,9 +16,6 @@ from tpukit.probe.lint.syntax import called_name, of_kind, source_text
 
 _LARGE = ("torch", "numpy", "transformers")
 """Large packages: a guard about one of their names does not cover the others."""
-_PACKAGES = ("torch_xla", "torch", "timm", "accelerate", "transformers", "numpy", "lightning")
-_SPELLINGS = {"np": "numpy", "xla": "torch_xla", "pl": "lightning", "pytorch": "torch"}
-_VERSION_WORD = re.compile(r"version|greater|less_|(?<=\d)_\d|_?(?:ge|lt|gt|le)_?\d", re.IGNORECASE)
 _MISSING = ("ImportError", "ModuleNotFoundError", "AttributeError")
 _TESTS = (ast.If, ast.IfExp, ast.BoolOp)
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -83,14 +80,12 @@ class _Reader:
         return self.names.resolve(node, self.scope)
 
     def of_test(self, test: ast.expr, depth: int = 3) -> Iterator[Guard]:
-        """`hasattr(xm, "x")`, `version.parse(torch.__version__) < ...`, `is_torch_version(...)`."""
+        """`hasattr(xm, "x")`, `version.parse(torch.__version__) < ...`."""
         for node in ast.walk(test):
             if isinstance(node, ast.Call):
                 yield from self._of_call(node)
             elif isinstance(node, ast.Attribute) and node.attr == "__version__":
                 yield from (Guard(_root(name)) for name in self._meanings(node.value))
-            elif isinstance(node, ast.Attribute):
-                yield from _of_word(node.attr)
             elif isinstance(node, ast.Name):
                 yield from self._of_name(node, depth)
             elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
@@ -111,15 +106,12 @@ class _Reader:
         return []
 
     def _of_name(self, node: ast.Name, depth: int) -> list[Guard]:
-        found = _of_word(node.id)
         if node.id in self.names.followed:
             meanings = self._meanings(node)
-            found += [Guard(_root(m)) for m in meanings if m.endswith(".__version__")]
-        elif not found and depth:
-            # `new = hasattr(xm, "x")`, and `if new` below.
-            for value in filter(_is_test, self.names.values(node.id)):
-                found += self.of_test(value, depth - 1)
-        return found
+            return [Guard(_root(m)) for m in meanings if m.endswith(".__version__")]
+        # `new = hasattr(xm, "x")`, and `if new` below.
+        values = filter(_is_test, self.names.values(node.id) if depth else ())
+        return [guard for value in values for guard in self.of_test(value, depth - 1)]
 
     def of_body(self, body: Iterable[ast.stmt]) -> Iterator[Guard]:
         """The packages that the body of a `try` imports or uses: its handler is about those."""
@@ -192,18 +184,6 @@ def _is_test(value: ast.expr | None) -> TypeGuard[ast.expr]:
     return isinstance(value, ast.Call) and bool(
         re.search(r"hasattr|version", source_text(value)[:200], re.IGNORECASE)
     )
-
-
-def _of_word(word: str) -> list[Guard]:
-    """`is_torch_version`, `TORCH_2_0`, `_torch_greater_equal_1_13`: package and release."""
-    if not _VERSION_WORD.search(word):
-        return []
-    lower = word.lower()
-    known = next((package for package in _PACKAGES if package in lower), "")
-    if known:
-        return [Guard(known)]
-    parts = set(re.split(r"[\W_]+", lower))
-    return [Guard(package) for short, package in _SPELLINGS.items() if short in parts]
 
 
 def _root(name: str) -> str:

@@ -3,11 +3,9 @@
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from tpukit.knowledge.error_table import KnownError, line_forms
 from tpukit.knowledge.releases import Lost, libraries, lost_name, owner
-from tpukit.knowledge.versions import installed_versions
 from tpukit.probe.logs.tracebacks import Frame, Raised
 
 _TERM = r"(?<![\w.])[A-Za-z_]\w*(?:\.\w+|\[[^\[\]]{0,60}\]|\([^()]{0,60}\))*?"
@@ -28,9 +26,6 @@ _NONE_FORMS = {
 _NAMED = {name: re.compile(form) for name, form in line_forms()["named"].items()}
 """What a message of any class may name."""
 _LIST = re.compile(r"\[[^\[\]]*,[^\[\]]*\]")
-_ROOT = re.compile(r".*?[/\\](?:site|dist)-packages(?=[/\\])")
-_NAMED_FILE = re.compile(r"\((/[^()\n]{3,400}\.py)\)$")
-"""The file of a module, as an ImportError names it."""
 
 
 def particulars(
@@ -137,10 +132,7 @@ def _of_release(
     near = [frame.package for frame in reversed(raised.frames)]
     library = where.partition(".")[0] if is_module else owner(where, near)
     asker = asking[-1] if asking and asking[-1].package else None
-    here = installed_versions(libraries()) if _is_of_this_machine(raised, releases) else {}
-    lost = lost_name(
-        where, name.removeprefix(f"{where}."), releases.get(library) or here.get(library, "")
-    )
+    lost = lost_name(where, name.removeprefix(f"{where}."), releases.get(library, ""))
     library = library or (lost.library if lost else "")
     shared = libraries().get(library, {}).get("shared", "(?!)")
     if lost is None and library not in near and re.fullmatch(shared, where):
@@ -150,23 +142,9 @@ def _of_release(
         result |= {"lost": lost.words, "new": lost.new}
     if library in releases:
         result["release"] = f"The log names {library} {releases[library]}."
-    elif library in here:
-        result["release"] = f"Installed here: {library} {here[library]}."
     if asker and (is_module or asker.package != library):
         result["asker"] = f"`{asker.package}`"
     return result
-
-
-def _is_of_this_machine(raised: Raised, releases: Mapping[str, str]) -> bool:
-    """Whether a file of an installed package or of the user's that the traceback or message names
-    is here, and no release that the log names differs from the installed one."""
-    named = [frame.path for frame in raised.frames if frame.library or not frame.in_library]
-    named += _NAMED_FILE.findall(raised.message)
-    installed = installed_versions(releases)
-    is_other = any(not installed.get(of, "").startswith(said) for of, said in releases.items())
-    roots = {match[0] for path in named if (match := _ROOT.match(path))}
-    is_other = is_other or not roots <= {*sys.path}
-    return not is_other and any(Path(path).is_absolute() and Path(path).is_file() for path in named)
 
 
 def _exchange(
