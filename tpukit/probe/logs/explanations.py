@@ -134,7 +134,10 @@ def logged_bytes(text: str) -> int | None:
 
 
 def advise(captures: Mapping[str, str]) -> str:
-    """A sentence on the sizes in an out-of-memory text, before the fix; else empty."""
+    """What comes before the fix: a sentence on the sizes in an out-of-memory text, or on the name
+    of a list that a value is most like; else empty."""
+    if "nearest" in captures:
+        return f"Of those listed `{captures['nearest']}` is nearest."
     sizes = {name: logged_bytes(value) for name, value in captures.items()}
     asked, limit = sizes.get("asked_bytes"), sizes.get("limit_bytes")
     if asked and limit:

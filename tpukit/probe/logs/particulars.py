@@ -1,5 +1,6 @@
 """What a traceback names beside the exception: who raised it, who asked, which value and line."""
 
+import difflib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,15 @@ _NONE_FORMS = {
 
 _NAMED = {name: re.compile(form) for name, form in line_forms()["named"].items()}
 """What a message of any class may name."""
+_LISTED = re.compile(
+    r"['\"`](?P<value>[\w.-]{2,60})['\"`](?!.*['\"`]\s+(?:is|was)\s+(?:one|in)\b)[\s\S]{0,120}?"
+    r"\b(?:one of|choose from|choices|available|supported|allowed|valid|known|options|following)\b"
+    r"[^:\[({]{0,60}[:\[({]\s*(?P<names>[\s\S]{3,1500})",
+    re.IGNORECASE,
+)
+"""A value that is refused, and the list of those that are taken."""
+_NEAR = 0.7
+"""How alike a value and the name that was meant are."""
 _LIST = re.compile(r"\[[^\[\]]*,[^\[\]]*\]")
 
 
@@ -55,11 +65,23 @@ def particulars(
         found["code"] = "" if code.startswith(("raise ", "assert ")) else code
         asserted = re.match(r"assert (.+?)(?:, f?[\"'].*)?$", code)
         found["condition"] = asserted[1] if asserted else ""
+    found |= _nearest(raised)
     if value := next(_values(raised, captures.get("name", "")), None):
         found["expression"], frame = value
         found["reader"] = f"`{frame.package}` ({frame.place})" if frame.package else frame.place
     found |= _of_release(raised, found, releases) if entry.topic == "release" else _of_call(raised)
     return {name: value for name, value in found.items() if value or name == "remedy"}
+
+
+def _nearest(raised: Raised) -> dict[str, str]:
+    """Of the names that a message lists, the one that is most like the value it refuses."""
+    match = _LISTED.search(f"{raised.message}\n{raised.details}")
+    if match is None:
+        return {}
+    names = {name.lower(): name for name in re.findall(r"[\w.-]*\w", match["names"])}
+    value = match["value"].lower()
+    near = difflib.get_close_matches(value, names.keys() - {value}, 1, _NEAR)
+    return {"nearest": names[near[0]]} if near else {}
 
 
 def _values(raised: Raised, name: str) -> Iterator[tuple[str, Frame]]:

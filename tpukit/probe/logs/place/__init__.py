@@ -68,7 +68,10 @@ def _with_site(
     site = raise_site(raised)
     if site is not None and is_family:
         entry = replace(explanation.entry, id=SITE, source="")
-        return replace(explanation, entry=entry, place=site.why, leads=True, confidence="probable")
+        return replace(
+            explanation, entry=entry, place=site.why, place_fix=site.fix, leads=True,
+            confidence="probable",
+        )  # fmt: skip
     if site is not None:
         is_cited = site.frame.path.endswith(explanation.entry.source.rpartition("/")[2] or "\0")
         sure = explanation.confidence if is_cited else _less_sure(explanation)

@@ -74,6 +74,21 @@ class Installed:
         it is not found, or takes any keyword."""
         return _parameters(self, package, name, 0)
 
+    def names(self, module: str) -> set[str]:
+        """The names that a module's `__init__.py` has, and those that its files define."""
+        folder = self.folder(module.partition(".")[0])
+        inner = folder.joinpath(*module.split(".")[1:]) if folder else None
+        if inner is None or not inner.is_dir():
+            return set()
+        defined = {
+            name.decode()
+            for path in inner.glob("*.py")
+            for name in re.findall(
+                rb"^(?:class|def) ([A-Za-z]\w+)", path.read_bytes(), re.MULTILINE
+            )
+        }
+        return public_names(str(inner / "__init__.py")) | defined
+
 
 def installed_for(raised: Raised, path: Sequence[str] = ()) -> Installed:
     """The packages that a program could import: by its record, else by the files that it names."""

@@ -149,6 +149,8 @@ def _instead(installed: Installed, place: str, name: str, elsewhere: str) -> tup
     pin = _pin(installed, known) if known else ""
     if pin and known:
         return f"`{name}` is nowhere in {release} ({known.words}): {pin}", True
+    if near := _slip(name, installed.names(place)):
+        return f"`{near}` in place of `{name}`", True
     return f"`{name}` is nowhere in {release}: leave it out, or see its release notes", False
 
 

@@ -50,6 +50,15 @@ class Site:
         set_by = f" Yours: {', '.join(self.set_by)}." if self.set_by else ""
         return said + (f": {', '.join(known)}" if known else "") + f".{set_by}"
 
+    @property
+    def fix(self) -> str:
+        """The user's code to change; empty where it gives none of the values."""
+        return (
+            f"Change {' or '.join(self.set_by)} so that the condition does not hold."
+            if self.set_by
+            else ""
+        )
+
 
 def raise_site(raised: Raised) -> Site | None:
     """The site of an exception whose source files are here; None where it is not found.
