@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from tpukit.commands.reports.batch import as_fields, as_text
+from tpukit.commands.reports.batch import as_fields, as_text, table
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommendation
 from tpukit.probe.targets import find_target
-from tpukit.probe.trial import Trial, memory_by_kind
+from tpukit.probe.trial import Prediction, Trial, memory_by_kind
 
 
 def recommendation() -> Recommendation:
@@ -75,6 +75,17 @@ def test_what_an_unread_program_does_is_null_and_not_none_at_all():
     assert sum(fields["memory"].values()) == 15 * GIB
 
 
+def test_how_far_predictions_are_off_is_said():
+    def measured(batch, gib):
+        predicted = Prediction("t4", True, 10 * GIB, 14 * GIB, None, round(gib * GIB))
+        return Trial(batch, True, round(gib * GIB), 14 * GIB, predicted=predicted)
+
+    trials = (measured(1, 10.2), measured(2, 9.9), Trial(3, False, None, 14 * GIB))
+    found = replace(recommendation(), target=None, trials=trials, recommended=2)
+    assert "Predicted memory beside measured: -2.0% to +1.0%." in as_text(found, "mine", None)
+    assert not any("beside measured" in line for line in as_text(recommendation(), "mine", None))
+
+
 def test_what_was_not_tried_is_said():
     fits = Trial(
         4, True, GIB, 16 * GIB, samples_per_second=0.1, devices=1, seconds=90.0, samples=4000
@@ -94,5 +105,13 @@ def test_what_was_not_tried_is_said():
     assert "A larger batch is hardly faster on a CPU." in list(as_text(faster, "eit", None))
     # 24 samples take 240 s a step, and a trial two and a half of them beside its 0 s.
     longer = Recommendation(*shared, (fits,), 90.0, None, "time", 24, 90)
-    said = "Too slow to try: 24: its trial would take about 10m00s (--time-limit, --max-time)."
+    said = "Too slow to try: 24: its trial would take about 10m00s (--trial-time, --max-time)."
     assert said in list(as_text(longer, "eit", None))
+
+
+def test_of_a_batch_predicted_twice_the_last_prediction_is_shown():
+    guessed, traced = (
+        Trial(8, True, used * GIB, 16 * GIB, used_range=(used * GIB, 9 * GIB)) for used in (6, 7)
+    )
+    rows = list(table((guessed, traced)))
+    assert len(rows) == 2 and "7.00" in rows[1]

@@ -354,6 +354,36 @@ def test_what_leaves_the_device_is_named_with_the_models_line(task, operator, li
     assert instead in found["hint"]
 
 
+@pytest.mark.plan
+def test_without_the_plan_extra_the_hint_names_it(tmp_path):
+    """A path on which libtpu cannot be found stands in for an environment without it."""
+    hide = tmp_path / "sitecustomize.py"
+    hide.write_text(
+        "import importlib.metadata as m\n"
+        "real = m.version\n"
+        "def version(name):\n"
+        "    if name == 'libtpu': raise m.PackageNotFoundError(name)\n"
+        "    return real(name)\n"
+        "m.version = version\n"
+    )
+    found = error(probe("Hungry", "--target", "v5e-1", PYTHONPATH=str(tmp_path)), 2)
+    assert found["id"] == "no-plan-extra"
+    assert "libtpu" in found["message"]
+    assert ".[plan]" in found["hint"]
+
+
+@pytest.mark.plan
+def test_versions_that_do_not_match_are_named(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.metadata as m\n"
+        "real = m.version\n"
+        "m.version = lambda name: '0.9.9' if name == 'libtpu' else real(name)\n"
+    )
+    found = error(probe("Hungry", "--target", "v5e-1", PYTHONPATH=str(tmp_path)), 2)
+    assert found["id"] == "plan-versions"
+    assert "libtpu 0.9.9" in found["message"] and "libtpu 0.0.21" in found["message"]
+
+
 def test_a_gpu_that_is_not_here(tmp_path):
     file = tmp_path / "wide.py"
     file.write_text("import torch\n\ndef make():\n    return torch.nn.Linear(4096, 4096)\n")

@@ -17,7 +17,7 @@ from tpukit.probe.batch.search import SearchSettings
 
 TASK, OWN_MODEL, SEARCH = "Task", "A model of your own", "Search"
 SEARCH_FIELDS = ("start", "max", "multiple_of", "margin", "global_batch_size", "time_limit",
-                 "max_time", "exact")  # fmt: skip
+                 "trial_time", "max_time", "exact")  # fmt: skip
 HARDWARE_FIELDS = ("hw", "devices", "precision", "shard", "kernels", "memory_limit")
 
 SearchOptions = Annotated[Given, options_of(SearchSettings, {SEARCH: SEARCH_FIELDS})]

@@ -46,7 +46,7 @@ def test_a_run_that_needs_more_than_the_machine_has_ends_with_one_error(tmp_path
 @pytest.mark.slow
 def test_a_search_on_a_small_machine_ends_with_what_fits():
     """128 samples are tried where 1.9 GB are free; without a watch they would take 2.6 GB."""
-    words = ("--task", HUNGRY, "--hw", "cpu", "--start", "128", "--time-limit", "1h", "--json")
+    words = ("--task", HUNGRY, "--hw", "cpu", "--start", "128", "--trial-time", "1h", "--json")
     found = runs.result(runs.tpukit("probe-batch", *words, env=on_small_machine(2_500_000_000)))
     assert found["trials"][0]["verdict"] == "over"
     assert "SIGKILL" not in json.dumps(found["trials"])

@@ -281,7 +281,7 @@ def test_no_trial_is_started_that_takes_longer_than_the_bound():
     assert (found.ended, found.smallest_failed, found.exact) == ("time", None, False)
     assert found.too_slow > 4 and found.estimated_largest == 30
     longer = OnCpu(seconds=10.0, per_row=0.5)
-    settings = SearchSettings(start=1, time_limit=3600, max_time=36000)
+    settings = SearchSettings(start=1, trial_time=3600, max_time=36000)
     found = Recommender(longer, settings, lambda line: None).recommend()
     assert (found.largest, found.smallest_failed, found.ended) == (30, 31, "memory")
 

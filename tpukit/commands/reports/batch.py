@@ -108,9 +108,12 @@ def _where(found: Recommendation) -> str:
 
 
 def table(trials: tuple[Trial, ...]) -> Iterator[str]:
-    """One row a trial."""
+    """One row a trial; of a batch that was predicted more than once, the last prediction."""
     yield f"{'batch a device':>14}  {'memory':>18}  {'verdict':<8} {'speed':>14}  {'took':>7}"
+    last = {(trial.batch, trial.accumulate): trial for trial in trials}
     for trial in trials:
+        if trial.used_range and trial is not last[trial.batch, trial.accumulate]:
+            continue
         steps = f" x {trial.accumulate}" if trial.accumulate > 1 else ""
         speed = f"{three_digits(rate)} samples/s" if (rate := trial.samples_per_second) else "-"
         took = "cached" if trial.cached else f"{trial.seconds:.0f} s"
@@ -159,12 +162,21 @@ def _summary(found: Recommendation) -> Iterator[str]:
     if ending := _ending(found):
         yield ending
     yield from _not_tried(found)
+    yield from _differences(found)
     yield from _forms(found)
     steps = f" x {found.accumulate} accumulation steps" if found.accumulate > 1 else ""
     yield (
         f"Recommended: {found.recommended} a device{steps} "
         f"(global batch size {found.recommended_global_batch})"
     )
+
+
+def _differences(found: Recommendation) -> Iterator[str]:
+    beside = [t.predicted for t in found.trials if t.fits and t.predicted]
+    pairs = [(p.used_bytes, p.measured_bytes) for p in beside]
+    errors = [used / measured - 1 for used, measured in pairs if used and measured]
+    if errors:
+        yield f"Predicted memory beside measured: {min(errors):+.1%} to {max(errors):+.1%}."
 
 
 def _forms(found: Recommendation) -> Iterator[str]:
@@ -193,7 +205,7 @@ def _ending(found: Recommendation) -> str | None:
         return f"Too slow to try: {batch}: {slow.error}."
     about = format_duration(known.expected_seconds(batch)) if known else "too long"
     return (
-        f"Too slow to try: {batch}: its trial would take about {about} (--time-limit, --max-time)."
+        f"Too slow to try: {batch}: its trial would take about {about} (--trial-time, --max-time)."
     )
 
 

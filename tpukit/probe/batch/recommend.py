@@ -152,7 +152,9 @@ class Recommender:
         self.log = log
         self.trials: list[Trial] = []
         on_cpu, endless = evaluator.on_cpu, float("inf")
-        self.trial_seconds = settings.time_limit or (CPU_TRIAL_SECONDS if on_cpu else endless)
+        limit = settings.time_limit or endless
+        default = min(CPU_TRIAL_SECONDS, limit) if on_cpu else limit
+        self.trial_seconds = settings.trial_time or default
         """The longest trial that is started, by those before it."""
         self.search_seconds = settings.max_time or (CPU_SEARCH_SECONDS if on_cpu else endless)
         self.why_fast: str | None = None

@@ -68,8 +68,9 @@ class SearchSettings:
     global_batch_size: int | None = setting(None, BATCH)
     """Find the gradient accumulation steps that reach this global batch size (default: none)."""
     time_limit: float | None = setting(None, MONTH, unit="DURATION")
-    """Time after which a trial is ended (default: 10m on a CPU; 30m where programs compile). None
-    is started that would take longer (default: 2m on a CPU)."""
+    """Time after which a trial is ended (default: 10m on a CPU; 30m where programs compile)."""
+    trial_time: float | None = setting(None, MONTH, unit="DURATION")
+    """Start no trial that would take longer (default: 2m on a CPU, else the time limit)."""
     max_time: float | None = setting(None, MONTH, unit="DURATION")
     """Start no trial after this time (default: 15m on a CPU)."""
     exact: bool = False
