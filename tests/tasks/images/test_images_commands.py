@@ -130,37 +130,28 @@ def test_the_images_that_are_tested_are_those_meant(shapes, trained, tmp_path):
     assert "may have learned some of those" in tested(limit=8)[1][0]
 
 
-def test_a_submission_has_the_ids_and_the_order_of_the_sample(shapes, trained, tmp_path):
-    sample = tmp_path / "sample_submission.csv"
-    sample.write_text("id,shape\n" + "".join(f"{i:06},x\n" for i in (5, 2, 11)))
-    out = tmp_path / "submission.csv"
+def test_a_submission_has_the_ids_the_columns_and_the_order_of_the_sample(
+    shapes, trained, tmp_path
+):
+    """A class, or its probabilities; without a sample all of test.csv."""
+    classes = sorted((entry.name for entry in (shapes / "train").iterdir()), reverse=True)
+    sample, out = tmp_path / "sample_submission.csv", tmp_path / "submission.csv"
     predict = ("predict", "--run", trained, "--hw", "cpu", "--out", out, "--json")
+    sample.write_text("id,shape\n" + "".join(f"{i:06},x\n" for i in (5, 2, 11)))
     assert result(tpukit(*predict, "--sample-submission", sample))["rows"] == 3
-    rows = list(csv.DictReader(out.open()))
-    assert [row["id"] for row in rows] == ["000005", "000002", "000011"]
-    classes = {row["shape"] for row in rows}
-    assert classes <= {entry.name for entry in (shapes / "train").iterdir()}
-    # All of test.csv, as probabilities: the same classes are the most probable.
+    named = list(csv.DictReader(out.open()))
+    assert [row["id"] for row in named] == ["000005", "000002", "000011"]
+    sample.write_text(f"file,{','.join(classes)}\n000003{',0' * 8}\n000001{',0' * 8}\n")
+    result(tpukit(*predict, "--sample-submission", sample))
+    header, *shares = csv.reader(out.open())
+    assert header == ["file", *classes] and [row[0] for row in shares] == ["000003", "000001"]
     assert result(tpukit(*predict, "--set", "probabilities=true"))["rows"] == 16
     by_id = {row.pop("id"): row for row in csv.DictReader(out.open())}
     assert sum(map(float, by_id["000005"].values())) == pytest.approx(1, abs=1e-5)
-    for row in rows:
+    assert dict(zip(classes, shares[0][1:], strict=True)) == by_id["000003"]
+    for row in named:
         found = by_id[row["id"]]
         assert max(found, key=lambda name: float(found[name])) == row["shape"]
-
-
-def test_a_sample_with_a_column_for_each_class_gets_probabilities(shapes, trained, tmp_path):
-    classes = sorted((entry.name for entry in (shapes / "train").iterdir()), reverse=True)
-    sample, out = tmp_path / "sample_submission.csv", tmp_path / "submission.csv"
-    sample.write_text(f"file,{','.join(classes)}\n000003{',0' * 8}\n000001{',0' * 8}\n")
-    predict = ("predict", "--run", trained, "--hw", "cpu", "--out", out, "--json")
-    result(tpukit(*predict, "--sample-submission", sample))
-    header, *rows = csv.reader(out.open())
-    assert header == ["file", *classes] and [row[0] for row in rows] == ["000003", "000001"]
-    assert sum(map(float, rows[0][1:])) == pytest.approx(1, abs=1e-5)
-    result(tpukit(*predict, "--set", "probabilities=true"))
-    by_id = {row.pop("id"): row for row in csv.DictReader(out.open())}
-    assert dict(zip(classes, rows[0][1:], strict=True)) == by_id["000003"]
     sample.write_text("file,star,moon\n000003,0,0\n")
     told = failure(tpukit(*predict, "--sample-submission", sample))
     assert "the columns star, moon, neither one of classes" in told
@@ -249,5 +240,3 @@ def test_a_damaged_image_ends_the_run_with_its_name(shapes, tmp_path):
     told = failure(train(data, tmp_path / "run", *once, "--num-workers", "1"))
     assert f"star/{damaged.name}: not an image that can be read" in told
     assert "damaged=skip" in told
-    done = result(train(data, tmp_path / "run", *once, "--set", "damaged=skip", steps=1))
-    assert done["finished"]

@@ -27,32 +27,20 @@ SHORTEST = 1e-12
 """Least norm that a token is divided by, as in `torch.nn.functional.normalize`."""
 
 
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Scales and shifts each sample's tokens; shift and scale are (batch, width)."""
-    return x * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
-
-
 class RMSNorm(nn.Module):
-    """Divides each token by its root mean square, then scales by `g`."""
+    """Divides each token by its root mean square, scales by `g` and modulates."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.g = nn.Parameter(torch.ones(1, 1, width))
         self.root_width = math.sqrt(width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.normalize(x, dim=2) * self.g * self.root_width
-
-
-def modulated_norm(norm: RMSNorm, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """`modulate(norm(x), shift, scale)` with one scale and one shift for each channel.
-
-    x (batch, tokens, width); shift, scale (batch, width).
-    """
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SHORTEST)
-    factor = norm.g * norm.root_width * (1 + scale.unsqueeze(1))
-    modulated: Tensor = x / length * factor + shift.unsqueeze(1)
-    return modulated
+    def forward(self, x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """x (batch, tokens, width); shift, scale (batch, width): one of each for a channel."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SHORTEST)
+        factor = self.g * self.root_width * (1 + scale.unsqueeze(1))
+        modulated: Tensor = x / length * factor + shift.unsqueeze(1)
+        return modulated
 
 
 class TimeEmbedder(nn.Module):
@@ -173,9 +161,9 @@ class ModulatedBlock(nn.Module):
     def branches(self, x: Tensor, modulation: Tensor) -> Tensor:
         """Both branches added; modulation is (batch, 6 width)."""
         shift1, scale1, gate1, shift2, scale2, gate2 = modulation.chunk(6, dim=1)
-        branch: Tensor = self.attn(modulated_norm(self.norm1, x, shift1, scale1), self.ops)
+        branch: Tensor = self.attn(self.norm1(x, shift1, scale1), self.ops)
         x = x + gate1.unsqueeze(1) * branch
-        branch = self.mlp(modulated_norm(self.norm2, x, shift2, scale2))
+        branch = self.mlp(self.norm2(x, shift2, scale2))
         return x + gate2.unsqueeze(1) * branch
 
 
@@ -193,24 +181,17 @@ class PatchMerging(nn.Module):
         return merged
 
 
-class Upsample(nn.Module):
-    """Parameters of a map of tokens; published as an nn.Sequential's third entry."""
+class Upsample(nn.Sequential):
+    """Maps each token; it is repeated after that, with which mapping commutes. Its 1x1 convolution
+    is the third entry, as published."""
 
     def __init__(self, width: int) -> None:
-        super().__init__()
-        self.add_module("2", nn.Conv2d(width, width, 1))
-
-    @property
-    def conv(self) -> nn.Conv2d:
-        """The 1x1 convolution."""
-        conv = self.get_submodule("2")
-        assert isinstance(conv, nn.Conv2d)
-        return conv
+        super().__init__(nn.Identity(), nn.Identity(), nn.Conv2d(width, width, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps each token; it is repeated after that, with which mapping commutes."""
-        width = x.shape[-1]
-        return F.linear(x, self.conv.weight.view(width, width), self.conv.bias)
+        conv = self[2]
+        assert isinstance(conv, nn.Conv2d)
+        return F.linear(x, conv.weight.flatten(1), conv.bias)
 
 
 class FinalLayer(nn.Module):
@@ -224,7 +205,7 @@ class FinalLayer(nn.Module):
 
     def forward(self, x: Tensor, c: Tensor) -> Tensor:
         shift, scale = self.adaLN_modulation(c).chunk(2, dim=1)
-        pixels: Tensor = self.linear(modulate(self.norm_final(x), shift, scale))
+        pixels: Tensor = self.linear(self.norm_final(x, shift, scale))
         return pixels
 
 
