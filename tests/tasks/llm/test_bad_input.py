@@ -68,8 +68,7 @@ def test_a_training_file_with(train, name: str) -> None:  # type: ignore[no-unty
         (["--model", "./data"], "are given with --init ./data"),
         (["--model", "gpt5", "--tokenizer", ""], "invalid size"),  # before the tokenizer's download
         (["--tokenizer", "nowhere.json"], "No tokenizer at nowhere.json"),
-        (["--init", "./nowhere", "--model", "gpt2"], "nothing there"),
-        (["--init", "./nowhere"], "model 1x1x16: leave it out, init brings its size along"),
+        (["--init", "./nowhere"], "nothing there"),
         (["--lora-rank", "4", "--set", "lora_targets=wte"], "an adapter of one alone"),
         (["--lora-rank", "4", "--set", "lora_targets=5"], "a gpt2 has no 5"),
         (["--lora-rank", "4", "--lora-layers", "1-x"], "neither a layer nor a range"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from runs import (
     VIRTUAL_TPU,
+    latest,
     metrics,
     parameters,
     relative_difference,
@@ -262,6 +263,7 @@ def test_a_run_is_exported_and_started_from(place, whole):  # type: ignore[no-un
     transformers = pytest.importorskip("transformers")
     exported = transformers.GPT2LMHeadModel.from_pretrained(place / "merged", dtype="auto")
     assert (exported.config.n_layer, exported.dtype) == (2, torch.bfloat16)
+    assert (latest(place / "lora") / "tokenizer.tiktoken").is_file()
 
 
 def test_test_exports_what_transformers_loads(place, whole, tmp_path):  # type: ignore[no-untyped-def]

@@ -118,8 +118,6 @@ class SummarizeConfig:
             yield "weights nf4 are not trained: they need lora_rank or adapter."
         if self.weights == "nf4" and self.from_scratch:
             yield "weights nf4 are read again with each start: they need init."
-        if self.init not in (None, FROM_SCRATCH) and self.model != type(self).model:
-            yield f"model {self.model}: leave it out, init brings its size along."
         if self.lora_init and self.adapter:
             yield "adapter: that of lora_init has a configuration of its own."
         if self.rejected_column and self.loss_on_prompt:
@@ -222,10 +220,12 @@ def parse_layers(text: str) -> list[int]:
 
 
 RECORDED = ("model", "block_size", "vocabulary_size", "dropout", "valid_fraction", "split_seed",
-            "lora_rank", "lora_alpha", "lora_targets", "lora_dropout", "lora_layers", "weights",
-            "adapter", "prompt_column", "completion_column", "id_column", "template", "chat",
-            "loss_on_prompt", "rejected_column", "dpo_beta")  # fmt: skip
-"""Settings that decide the arithmetic of a run that goes on."""
+            "lora_rank", "lora_alpha", "lora_targets")  # fmt: skip
+"""Settings of which a run records each value."""
+PROMPTING = ("prompt_column", "completion_column", "id_column", "template", "chat",
+             "loss_on_prompt", "lora_dropout", "lora_layers", "weights", "adapter",
+             "rejected_column", "dpo_beta")  # fmt: skip
+"""Settings of which a run records other values than the defaults alone."""
 
 PRESETS: Mapping[str, Preset] = {
     "quick": Preset(

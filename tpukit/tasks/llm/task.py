@@ -45,10 +45,12 @@ from tpukit.tasks.llm.data.token_cache import (
 from tpukit.tasks.llm.data.tokenizer import Tokenizer, has_tokenizer
 from tpukit.tasks.llm.data.tokenizer_choice import (
     load_tokenizer,
+    tokenizer_of_run,
     trained_tokenizer,
 )
 from tpukit.tasks.llm.generate import GeneratedDialogues
 from tpukit.tasks.llm.generation.decoding import Decoding
+from tpukit.tasks.llm.model.old_runs import OldRun
 from tpukit.tasks.llm.model.sizes import GPT2_SIZES, parse_model_size
 from tpukit.tasks.llm.predict import Log, checked_job, predict_run
 from tpukit.tasks.llm.preferences import preference_loss
@@ -60,6 +62,7 @@ from tpukit.tasks.llm.settings import (
     FROM_SCRATCH,
     LORA_LR,
     PRESETS,
+    PROMPTING,
     RECORDED,
     SummarizeConfig,
 )
@@ -83,7 +86,7 @@ if TYPE_CHECKING:  # a second's import, of transformers
     from tpukit.tasks.llm.model.rows import Rows
 
 Array = np.ndarray[Any, Any]
-TOKENIZER_FILE = "tokenizer_files.json"
+TOKENIZER_FILE = "tokenizer.tiktoken"
 MODEL_FILE = "model.json"
 ADAPTER_FILE = "adapter.json"
 
@@ -122,6 +125,8 @@ class SummarizeTask(Task):
     }
     is_restored = False
     """Whether it is a run's, whose weights are loaded into what `build_model` returns."""
+    old: OldRun | None = None
+    """How to read the weights of a run from before models were transformers'."""
 
     def __init__(self, **settings: Any) -> None:
         """Settings are the fields of `SummarizeConfig`."""
@@ -275,7 +280,9 @@ class SummarizeTask(Task):
             return None
         from tpukit.tasks.llm.model.load import read_pretrained, require_vocabulary
 
-        found = read_pretrained(self._named, self.settings.block_size)
+        given = None if self.settings.init is None else self.settings.model
+        size = None if given == SummarizeConfig.model else given
+        found = read_pretrained(self._named, self.settings.block_size, size)
         require_vocabulary(found, self.tokenizer)
         return found
 
@@ -365,11 +372,15 @@ class SummarizeTask(Task):
     def restore(self, artifacts: Mapping[str, bytes]) -> Self:
         from tpukit.tasks.llm.model.load import Shape
 
+        recorded = json.loads(artifacts[MODEL_FILE])
         known: dict[str, Any] = {
-            "tokenizer": Tokenizer.from_bytes(artifacts[TOKENIZER_FILE]),
-            "shape": Shape(**json.loads(artifacts[MODEL_FILE])),
-            "is_restored": True,
-        }
+            "tokenizer": tokenizer_of_run(artifacts[TOKENIZER_FILE]), "is_restored": True
+        }  # fmt: skip
+        if "fields" not in recorded:
+            adapter = replace(self.settings, lora_init=None).adapter_fields()
+            known |= {"old": (old := OldRun(recorded, adapter)), "adapter": None}
+            recorded = old.shape()
+        known["shape"] = Shape(**recorded)
         if ADAPTER_FILE in artifacts:
             known["adapter"] = json.loads(artifacts[ADAPTER_FILE])
         if self.settings.weights != "nf4":  # which a checkpoint has not
@@ -417,8 +428,16 @@ class SummarizeTask(Task):
     def identity(self) -> dict[str, Any]:
         # Files move between sessions: their names are kept, not their paths.
         files = ("init", "tokenizer", "valid_file")
-        recorded = {name: getattr(self.settings, name) for name in RECORDED}
-        return recorded | {name: Path(getattr(self.settings, name) or "").name for name in files}
+        default = SummarizeConfig()
+        return {
+            **{
+                name: getattr(self.settings, name)
+                for name in (*RECORDED, *PROMPTING)
+                # Runs from before these settings had none of them.
+                if name not in PROMPTING or getattr(self.settings, name) != getattr(default, name)
+            },
+            **{name: Path(getattr(self.settings, name) or "").name for name in files},
+        }
 
     # -- a trained run ----------------------------------------------------------------------------
     def _loaded(
@@ -428,7 +447,8 @@ class SummarizeTask(Task):
 
         model = language_model(self, ops, unpacked=unpacked)
         own = {n: t for n, t in weights.items() if not n.startswith("reference.")}
-        load_weights(model, own, "the checkpoint")
+        read = own if self.old is None else self.old.renamed(own)
+        load_weights(model, read, "the checkpoint")
         return model
 
     def inference_model(self, ops: ModelOps, weights: Mapping[str, Tensor]) -> nn.Module:

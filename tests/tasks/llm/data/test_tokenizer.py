@@ -162,7 +162,7 @@ def test_a_long_text_is_read_no_further_than_needed(tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.tiktoken", b"not base64 at all", "line"),
+        ("x.tiktoken", b"not base64 at all", "is not a .tiktoken file"),
         ("x.tiktoken", b"YQ== -1\n", "of the 256"),
         ("x.tiktoken", b"YQ== 0\n", "255 of the 256"),
         ("x.json", b"{}", "Cannot read the tokenizer of .*x.json"),

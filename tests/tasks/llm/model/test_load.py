@@ -108,6 +108,9 @@ def test_code_of_the_folder_is_not_executed(gpt2):  # type: ignore[no-untyped-de
 def test_the_context_is_at_most_that_of_the_weights(gpt2):  # type: ignore[no-untyped-def]
     assert read_pretrained(str(gpt2), 8).shape.block_size == 8
     assert read_pretrained(str(gpt2), 1024).shape.block_size == 64
+    with pytest.raises(ConfigError, match=r"--model 2x2x64 is not the size of .* \(2x2x32\)"):
+        read_pretrained(str(gpt2), 8, "2x2x64")
+    read_pretrained(str(gpt2), 8, "2x2x32")
 
 
 def test_vocabulary_must_fit(gpt2, tokenizer: Tokenizer):  # type: ignore[no-untyped-def]

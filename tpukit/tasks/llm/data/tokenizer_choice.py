@@ -1,5 +1,6 @@
 """Which tokenizer a run gets: GPT-2's own, a local file, or one trained on the data."""
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterable
@@ -50,7 +51,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     path = Path(name)
     try:
         if path.suffix == ".tiktoken":
-            return _of_ranks(require_regular(path))
+            return _of_ranks(require_regular(path).read_bytes(), name)
         return Tokenizer.read(path if path.is_dir() else require_regular(path))
     except OSError as error:
         raise DataError(
@@ -59,22 +60,29 @@ def load_tokenizer(name: str) -> Tokenizer:
         ) from error
 
 
-def _of_ranks(path: Path) -> Tokenizer:
+def tokenizer_of_run(content: bytes) -> Tokenizer:
+    """What `Tokenizer.to_bytes` made, or a run of version 0.1."""
+    if content.startswith(b"{"):
+        return Tokenizer.from_bytes(content)
+    return _of_ranks(content, "the run's tokenizer")
+
+
+def _of_ranks(content: bytes, source: str) -> Tokenizer:
     """Of a `.tiktoken` file with GPT-2's rules; an end token that is not there comes last."""
-    from tiktoken.load import load_tiktoken_bpe
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     try:
-        ranks = load_tiktoken_bpe(str(path))
+        pairs = (line.split() for line in content.splitlines() if line.strip())
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
         if missing := sum(bytes([byte]) not in ranks for byte in range(256)):
             raise ValueError(f"{missing} of the 256 single bytes have no token")
         ranks.setdefault(END_OF_TEXT.encode(), max(ranks.values()) + 1)
         converter = TikTokenConverter(pattern=GPT2_PATTERN, extra_special_tokens=[END_OF_TEXT])
         converter.load_tiktoken_bpe = lambda _: ranks
-        return _of_no_model(converter.converted().to_str(), str(path))
+        return _of_no_model(converter.converted().to_str(), source)
     except Exception as error:  # of two libraries
         raise DataError(
-            f"{path} is not a .tiktoken file of a byte-level BPE: {str(error)[:200]}.",
+            f"{source} is not a .tiktoken file of a byte-level BPE: {str(error)[:200]}.",
             "It has a base64 token and its rank a line; or give a tokenizer.json.",
         ) from error
 

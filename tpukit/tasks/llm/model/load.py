@@ -28,6 +28,7 @@ WHAT_INIT_TAKES = (
 )
 LARGEST_PADDING = 128
 """Rows a vocabulary may have beyond its tokens: 50257 is rounded up to 50304."""
+SIZE_FIELDS = ("num_hidden_layers", "num_attention_heads", "hidden_size")
 OTHER_HEADS = ("att", "classifier", "summary", "layer")
 """Parts of the names of rates of dropout that are not of embeddings and branches."""
 
@@ -128,8 +129,11 @@ def weights_folder(source: str) -> Path:
     return download(named_sizes().get(source, {}).get("hub", source), f"--init {source}")
 
 
-def read_pretrained(source: str, block_size: int) -> Pretrained:
-    """The weights of a directory or of the hub. Raises `DataError` for what cannot be read."""
+def read_pretrained(source: str, block_size: int, size: str | None = None) -> Pretrained:
+    """The weights of a directory or of the hub; size: what `--model` says it is.
+
+    Raises `DataError` for what cannot be read, `ConfigError` for another size.
+    """
     path = weights_folder(source)
     if (path / "adapter_config.json").exists() and not (path / "config.json").exists():
         raise DataError(
@@ -143,6 +147,17 @@ def read_pretrained(source: str, block_size: int) -> Pretrained:
     except (OSError, ValueError) as error:
         raise DataError(f"Cannot read {path / 'config.json'}: {error}.", WHAT_INIT_TAKES) from error
     config = config_of(fields, str(path / "config.json"))
+    if size is not None:
+        asked = config_of(parse_model_size(size), size)
+        own, others = (
+            [getattr(of.get_text_config(), name, None) for name in SIZE_FIELDS]
+            for of in (config, asked)
+        )
+        if own != others:
+            raise ConfigError(
+                f"--model {size} is not the size of {source} ({'x'.join(map(str, own))}).",
+                "Leave --model out: --init brings its size along.",
+            )
     # The weights have all positions.
     known = getattr(config.get_text_config(), "max_position_embeddings", None) or block_size
     return Pretrained(shape_of(config, min(block_size, known)), path, source)
