@@ -62,9 +62,15 @@ class Bounded(Tiny):
         )  # fmt: skip
 
 
-def test_singular_vectors_are_copied(tmp_path):
+def test_a_run_says_once_what_is_copied_and_validates_with_it(tmp_path):
     config = {"max_steps": 40, "ckpt_every": 8, "ema_decay": 0.99, "ema_warmup": 0, "lr": 0.03}
-    *_, folder = trained(Bounded(), tmp_path / "run", **config)
+    _, lines, folder = trained(Bounded(), tmp_path / "run", **config)
+    buffers = (
+        "0.weight_u, 0.weight_v, 2.parametrizations.weight.0._u, 2.parametrizations.weight.0._v"
+    )
+    assert [line for line in lines if "copied are" in line] == [
+        f"EMA weights: parameters and running statistics are averaged; copied are {buffers}."
+    ]
     rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     # Averaged, the vectors fit no weights: 20 to 470.
     assert max(row["valid_loss"] for row in rows if row["kind"] == "valid") < 2

@@ -183,6 +183,12 @@ class EMA:
         """The present ones: a model may put another tensor in a buffer's place."""
         return {prefix + name: getattr(module, name) for module, prefix, name in self._modules}
 
+    @property
+    def copied_floats(self) -> list[str]:
+        """Names of the buffers of floats that are no running statistics."""
+        floats = (n for n, buffer in self.buffers.items() if buffer.is_floating_point())
+        return [name for name in floats if name not in self._averaged]
+
     def _trained(self) -> dict[str, Tensor]:
         return {**self.parameters, **self.buffers}
 

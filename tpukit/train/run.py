@@ -25,6 +25,7 @@ from tpukit.train.data import is_stream
 from tpukit.train.engine import Engine
 from tpukit.train.evaluation import require_metrics
 from tpukit.train.learner import Learner
+from tpukit.train.module_state import listed
 from tpukit.train.monitor import RunMonitor
 from tpukit.train.plan import RunPlan, TrainingRequest, plan_run
 from tpukit.train.report.page import RunReport
@@ -296,6 +297,11 @@ def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
     for warning in calls_of_the_loop(plan.task.loss):
         log.text(warning)
     log.text(f"Model: {model}")
+    if learner.ema and (copied := learner.ema.copied_floats):
+        log.text(
+            "EMA weights: parameters and running statistics are averaged; copied"
+            f" {'is' if len(copied) == 1 else 'are'} {listed(copied)}."
+        )
     if plan.choice:
         log.text(": ".join(plan.choice))
     if cut := plan.split.consequences(backend.unwrap(learner.model)):

@@ -18,6 +18,8 @@ from tpukit.train.target import Target, as_number, named_by, words_of
 DEFAULT_OUT = Path("submission.csv")
 DIGITS = 10
 """Of a written prediction; those behind the point would leave none of 1e-9."""
+NEUTRAL = ("frequencies", "uniform")
+"""Kinds of rows for samples without a prediction."""
 TRUTHS = {"true": 1.0, "false": 0.0}
 """Words of two classes, in small letters."""
 FORMS: Sequence[Callable[[float], str]] = (
@@ -39,6 +41,9 @@ class Predictions:
     prediction (a damaged image)."""
     target: Target
     id_column: str = "id"
+    neutral: str = "frequencies"
+    """What rows without a prediction get: frequencies (of the training rows), uniform, or a
+    class."""
     probabilities: bool = False
     """Whether a submission without a sample has a column for each class."""
     notes: Sequence[str] = field(default=())
@@ -185,8 +190,8 @@ def mean_of(parts: Sequence[Predictions], weights: Sequence[float] | None = None
     weighted = [p.values.astype(np.float64) * w for p, w in zip(parts, shares, strict=True)]
     total: Any = sum(weighted)
     return Predictions(
-        first.ids, total / shares.sum(), first.target, first.id_column, first.probabilities,
-        [note for part in parts for note in part.notes],
+        first.ids, total / shares.sum(), first.target, first.id_column, first.neutral,
+        first.probabilities, [note for part in parts for note in part.notes],
     )  # fmt: skip
 
 
@@ -204,14 +209,25 @@ def require_same(one: Target, other: Target) -> None:
 
 
 # -- decisions -----------------------------------------------------------------------------------
-def neutral_row(target: Target) -> NDArray[np.float64]:
-    """(predicted,) what stands for a row without a prediction: frequencies or means of the training
-    rows."""
-    if target.kind == "class":
-        row = np.array(target.counts or (1,) * len(target.classes), np.float64)
-        return np.asarray(row / row.sum())
-    count = len(target.predicted)
-    return np.array(target.mean or ((0.5 if target.kind == "labels" else 0.0,) * count))
+def neutral_row(target: Target, wanted: str) -> NDArray[np.float64]:
+    """(predicted,) what stands for a row without a prediction.
+
+    Raises ConfigError where `wanted` is neither a kind of row nor a class.
+    """
+    if wanted not in (*NEUTRAL, *target.classes) or (
+        wanted in target.classes and target.kind != "class"
+    ):
+        of = f" nor a class ({', '.join(target.classes[:SHOWN])}, ...)"
+        raise ConfigError(f"damaged_row {wanted!r} is neither {' nor '.join(NEUTRAL)}{of}.")
+    if target.kind != "class":
+        count = len(target.predicted)
+        fallback = (0.5,) * count if target.kind == "labels" else (0.0,) * count
+        return np.array(target.mean or fallback)
+    if wanted in target.classes:
+        return np.array([float(name == wanted) for name in target.classes])
+    counts = target.counts if wanted == "frequencies" else ()
+    row = np.array(counts or (1,) * len(target.classes), np.float64)
+    return np.asarray(row / row.sum())
 
 
 def decided(
@@ -286,7 +302,7 @@ def write_submission(
     )
     ids, values = in_sample_order(found, sample, key)
     missing = ~np.isfinite(values).all(1)
-    values = np.where(missing[:, None], neutral_row(target), values)
+    values = np.where(missing[:, None], neutral_row(target, found.neutral), values)
     if form.shown:
         places = [target.predicted.index(name) for name in form.shown]
         if form.whole:
@@ -315,10 +331,13 @@ def write_submission(
     log(f"{len(ids)} rows in {out}: {what_is_written(target, form, cuts)}")
     damaged = list(compress(ids, missing))
     if damaged:
+        wanted = found.neutral
+        if wanted == "frequencies" and target.kind == "class" and not target.counts:
+            wanted = "uniform, as this run keeps no frequencies"
         more = [f"and {len(damaged) - 10} more"] if len(damaged) > 10 else []
         log(
-            f"Warning: {len(damaged)} of {len(ids)} images cannot be read and have a neutral row:"
-            f" {', '.join([*damaged[:10], *more])}"
+            f"Warning: {len(damaged)} of {len(ids)} images cannot be read and have a neutral row"
+            f" (damaged_row: {wanted}): {', '.join([*damaged[:10], *more])}"
         )
     return {"rows": len(ids), "path": str(out), "damaged": damaged}
 

@@ -13,7 +13,7 @@ from runs import TINY, failure, result, tpukit
 
 from tpukit import api
 from tpukit.errors import ConfigError
-from tpukit.train.submission import Predictions, mean_of
+from tpukit.train.submission import Predictions, mean_of, neutral_row
 from tpukit.train.target import Target
 
 SIZES = ["--set", "model=test_convnext", "--set", "image_size=32", "--hw", "cpu"]
@@ -67,8 +67,6 @@ def test_damaged_files_are_an_error_with_a_way_on(competition, trained, tmp_path
     told = failure(tpukit("predict", "--run", trained, "--hw", "cpu", "--set", "damaged=stop",
                           "--out", tmp_path / "out.csv"))  # fmt: skip
     assert f"{competition.damaged[2]}.png: not an image that can be read" in told
-    told = failure(tpukit("predict", "--run", trained, "--hw", "cpu", "--out", "mine.parquet"))
-    assert "predictions are written as CSV" in told and "--out mine.csv" in told
 
 
 def test_a_damaged_test_image_gets_the_training_classes_frequencies(competition, trained, tmp_path):
@@ -76,7 +74,7 @@ def test_a_damaged_test_image_gets_the_training_classes_frequencies(competition,
     sample = ("--sample-submission", competition.sample)
     rows, fields, told = predict(trained, tmp_path / "out.csv", *sample)
     assert [*rows] == [*competition.answers]
-    assert fields["damaged"] == [damaged] and f"a neutral row: {damaged}" in told
+    assert fields["damaged"] == [damaged] and f"(damaged_row: frequencies): {damaged}" in told
     with (competition.folder / "train.csv").open() as file:
         counts = Counter(row["label"] for row in csv.DictReader(file) if row["fold"] != "3")
     assert counts.total() == 128
@@ -92,6 +90,26 @@ def test_a_damaged_test_image_gets_the_training_classes_frequencies(competition,
     assert len(others) == 39 and damaged not in others
     for name, row in others.items():
         assert numbers(row) == pytest.approx([float(rows[name][n]) for n in row], abs=1e-6)
+
+
+def test_the_row_of_a_damaged_image_is_chosen(competition, trained, tmp_path):
+    target = Target("class", ("label",), ("a", "b", "c"), counts=(1, 6, 3))
+    for wanted, row in {
+        "frequencies": [0.1, 0.6, 0.3],
+        "uniform": [1 / 3] * 3,
+        "c": [0, 0, 1],
+    }.items():
+        assert neutral_row(target, wanted).tolist() == pytest.approx(row)
+    damaged = competition.damaged[2]
+    labels = tmp_path / "labels.csv"
+    labels.write_text("".join(f"{name},x\n" for name in ("image_id", *competition.answers)))
+    sample = ("--sample-submission", labels)
+    chosen = (*sample, "--set", "damaged_row=star")
+    assert predict(trained, tmp_path / "b.csv", *chosen)[0][damaged] == {"x": "star"}
+    told = failure(tpukit("predict", "--run", trained, "--hw", "cpu", "--out", "mine.parquet"))
+    assert "predictions are written as CSV" in told and "--out mine.csv" in told
+    told = failure(tpukit("predict", "--run", trained, "--hw", "cpu", "--set", "damaged_row=moon"))
+    assert "damaged_row 'moon' is neither frequencies nor uniform nor a class (circle, " in told
 
 
 def test_damaged_files_are_left_out_of_a_test(competition, trained, tmp_path):

@@ -16,7 +16,7 @@ from tpukit.tasks.images.training import ImageTraining
 from tpukit.train.features import TableFeatures
 from tpukit.train.labelled import id_column_of, table_with_rows
 from tpukit.train.requests import PredictionRequest
-from tpukit.train.submission import Predictions, form_of, rows_by_id
+from tpukit.train.submission import Predictions, form_of, neutral_row, rows_by_id
 from tpukit.train.target import Target
 
 
@@ -92,6 +92,7 @@ def check_images(task: ImageTraining, request: PredictionRequest) -> None:
     """Raises what is known of the images to predict before a device is opened."""
     found, id_column = find_images(task, request)
     task.require_seen_views(request.run.path)
+    neutral_row(learned(task), task.settings.damaged_row)
     sample = request.sample_submission and read_table(request.sample_submission)
     form_of(learned(task), sample or None, id_column, probabilities=task.settings.probabilities)
     if task.beside is not None:
@@ -107,6 +108,6 @@ def predicted_images(
     images, id_column = find_images(task, request)
     return Predictions(
         images.ids, predictions_of(task, model, backend, images), images.target, id_column,
-        task.settings.probabilities,
+        task.settings.damaged_row, task.settings.probabilities,
         [*task.beside.unseen(images.texts)] if task.beside else [],
     )  # fmt: skip

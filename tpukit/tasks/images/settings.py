@@ -61,7 +61,10 @@ class ImagesConfig(TableSettings):
     its images), and of each label both values."""
     damaged: Literal["stop", "skip"] = "stop"
     """Image files that cannot be read are an error, or are left out (in training the next image
-    takes their place; `predict` writes the frequencies of the classes in training)."""
+    takes their place; `predict` writes `damaged_row`)."""
+    damaged_row: str = "frequencies"
+    """What `predict` writes for them: frequencies (of the classes in training; as a label the most
+    frequent class), uniform, or a class."""
     value_range: str | None = None
     """Values that are black and white in images of more than 8 bits, MIN:MAX (default: by the
     smallest and the largest of the data set)."""

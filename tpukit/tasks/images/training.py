@@ -40,7 +40,7 @@ CONFIG_FILE = "data_config.json"
 """timm's data configuration of the evaluation."""
 ELSEWHERE = (
     "data_path", "table", "folder", "id_column", "columns", "target", "sample_submission", "tta",
-    "force_tta", "probabilities", "damaged", "classes", "pretrained", "value_range",
+    "force_tta", "probabilities", "damaged", "damaged_row", "classes", "pretrained", "value_range",
     "pseudo",
 )  # fmt: skip
 """Settings that do not decide the arithmetic of a run that goes on."""
