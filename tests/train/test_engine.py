@@ -163,6 +163,16 @@ def test_a_failed_write_ends_the_run_before_the_next_one(request_for, monkeypatc
     assert task.made < 100
 
 
+def test_a_large_gradient_is_told(request_for):
+    class Steep(Tiny):
+        def loss(self, model, batch):
+            return {"loss": super().loss(model, batch)["loss"] * 1e6}
+
+    told: list[str] = []
+    train_run(request_for(Steep()), FakeBackend(), told.append)
+    assert any("gradient norm" in line and "--lr" in line for line in told)
+
+
 def test_a_non_finite_loss_names_the_first_bad_step(request_for):
     class Bad(Tiny):
         def loss(self, model, batch):

@@ -151,6 +151,7 @@ class StepMetrics:
     gradient_norm: float
     """Before clipping, of the last step that was not skipped; NaN where all were."""
     largest_gradient_norm: float
+    smallest_gradient_norm: float
     skipped: int
     """Steps that fp16's scaler left out, as their gradients were not finite."""
     bad: BadStep | None
@@ -349,11 +350,12 @@ class Learner:
 
     def _update_norms(self, norm: Tensor) -> None:
         counts = torch.isfinite(norm) if self._skips else torch.ones_like(norm) > 0
-        last, largest, skipped = self._norms.unbind()
+        last, largest, smallest, skipped = self._norms.unbind()
         self._norms.copy_(
             torch.stack([
                 torch.where(counts, norm, last),
                 torch.where(counts, torch.maximum(norm, largest), largest),
+                torch.where(counts, torch.minimum(norm, smallest), smallest),
                 skipped + (~counts).float(),
             ])
         )  # fmt: skip
@@ -364,7 +366,7 @@ class Learner:
             {"window": self.window, "norms": self._norms, **self._latched()}
         )
         steps, *sums = host["window"].tolist()
-        last, largest, skipped = host["norms"].tolist()
+        last, largest, smallest, skipped = host["norms"].tolist()
         self.window.zero_()
         self._norms.copy_(_fresh_norms(self._norms.device))
         self.backend.finish()
@@ -373,7 +375,7 @@ class Learner:
         means = {name: total / count for name, total in zip(self._names, sums, strict=False)}
         largest = math.nan if largest == -math.inf else largest
         bad = self._bad_step(host)
-        return StepMetrics(means, int(steps), last, largest, int(skipped), bad)
+        return StepMetrics(means, int(steps), last, largest, smallest, int(skipped), bad)
 
     def bad_step(self) -> BadStep | None:
         """The latch alone: the first step whose loss or gradient was not finite, if there is one.
@@ -432,10 +434,10 @@ class Learner:
 
 
 def _fresh_norms(device: torch.device) -> Tensor:
-    """[last, largest gradient norm of the steps that were made, skipped steps]."""
+    """[last, largest, smallest gradient norm of the steps that were made, skipped steps]."""
     # Computed on the device: an upload would differ, in the compiled graph, from a step's result.
-    place, found = torch.arange(3, device=device), torch.zeros(3, device=device)
-    for index, value in enumerate((math.nan, -math.inf)):
+    place, found = torch.arange(4, device=device), torch.zeros(4, device=device)
+    for index, value in enumerate((math.nan, -math.inf, math.inf)):
         found = torch.where(place == index, value, found)
     return found
 

@@ -30,6 +30,8 @@ HOST_BOUND = 0.8
 host-bound."""
 UNPROFILED_STEPS, PROFILED_STEPS = 3, 3
 """First steps, which compile and warm caches, and steps after them that `--profile` traces."""
+LARGE_GRADIENT = 1e3
+SMALL_GRADIENT = 1e-7
 
 
 class RunMonitor:
@@ -215,6 +217,8 @@ class RunMonitor:
         if self.log:
             self._log_row(row)
             self.log.note(f"step {self.learner.steps_done}: {self.facts()}")
+            for warning in _gradient_warnings(metrics):
+                self.recurring(warning)
         self.show(news=True)
 
     def log_scores(self, scores: Mapping[str, float]) -> None:
@@ -296,3 +300,11 @@ class RunMonitor:
         else:
             self.log.text(line)
             self.log.note(stack)
+
+
+def _gradient_warnings(metrics: StepMetrics) -> Iterator[str]:
+    largest, smallest = metrics.largest_gradient_norm, metrics.smallest_gradient_norm
+    if largest > LARGE_GRADIENT:
+        yield f"Warning: gradient norm {largest:.3g} is large: lower --lr?"
+    if smallest < SMALL_GRADIENT:
+        yield f"Warning: gradient norm {smallest:.3g} is tiny: does the model learn?"
