@@ -13,7 +13,7 @@ from tpukit.errors import UsageError
 from tpukit.train.checks import check_examples
 from tpukit.train.loader import example_batches
 from tpukit.train.task import PlanSettings
-from tpukit.train.user_code import calls_of_the_loop
+from tpukit.train.user_code import code_warnings
 
 FILE = mistaken_tasks.__file__
 SOURCE = Path(FILE).read_text().splitlines()
@@ -128,12 +128,26 @@ def test_backward_is_the_engines(tmp_path, capsys):
 def test_clearing_gradients_is_the_engines():
     """It would take away those of the micro-batches before."""
     task = mistaken_tasks.Clearing()
-    [warning] = calls_of_the_loop(task.loss)
+    [warning] = code_warnings(task.loss, task.build_model(None))
     place = f"{FILE}:{defining_line('Clearing.loss') + 1}"
     assert (
         warning == f"Warning: the loss calls .zero_grad() at {place}: leave it out, the engine"
         " does it."
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "lines", "call"),
+    [("OutputOnCpu", "ToCpu.forward", 1, ".cpu()"),
+     ("PrintsInForward", "Printing.forward", 2, "print"),
+     ("NumpyInForward", "Numpy.forward", 1, ".numpy()")],
+)  # fmt: skip
+def test_what_forward_reads_is_warned_of(name, forward, lines, call, capsys):
+    """Only what is read: a shape is printed a line above."""
+    task = getattr(mistaken_tasks, name)()
+    [warning] = code_warnings(task.loss, task.build_model(None))
+    place = f"{FILE}:{defining_line(forward) + lines} ({call})"
+    assert warning.startswith(f"Warning: {forward} reads a value at {place}: on a TPU")
 
 
 @pytest.mark.slow
@@ -183,6 +197,12 @@ def test_test_and_predict_name_the_method(tmp_path, capsys):
     assert "ResultOfNothing.evaluate" in message and "returned None" in message
     message, _ = told_by(capsys, 1, "predict", *run)
     assert "ResultOfNothing.predict raised AttributeError" in message and FILE in message
+
+
+def test_a_value_that_the_loss_reads_is_warned_of(tmp_path):
+    done = tpukit(*train("Reads", tmp_path))
+    place = f"{FILE}:{defining_line('Reads.loss') + 2} (.item())"
+    assert done.returncode == 0 and f"reads a value at {place}" in done.stdout
 
 
 def test_a_file_that_cannot_be_imported_names_its_line(tmp_path, capsys):

@@ -312,6 +312,14 @@ class FailingConstructor(Sound):
         self.width = {}["width"]
 
 
+class Reads(Sound):
+    def loss(self, model, batch):
+        losses = super().loss(model, batch)
+        if losses["loss"].max().item() > 1e9:
+            print("a large loss")
+        return losses
+
+
 # -- a script's habits ---------------------------------------------------------------------------
 class OnCuda(Sound):
     def loss(self, model, batch):
@@ -346,6 +354,13 @@ class ToCpu(Habit):
         return super().forward(x).cpu()
 
 
+class Printing(Habit):
+    def forward(self, x):
+        print("shapes", x.shape, f"{len(x)}")
+        print("mean", x.mean())
+        return super().forward(x)
+
+
 class ForwardWithoutReturn(Sound):
     model = Forgetting
 
@@ -359,6 +374,10 @@ class NumpyInForward(ForwardWithoutReturn):
 
 class OutputOnCpu(ForwardWithoutReturn):
     model = ToCpu
+
+
+class PrintsInForward(ForwardWithoutReturn):
+    model = Printing
 
 
 class Backward(Sound):

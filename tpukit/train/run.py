@@ -49,7 +49,7 @@ from tpukit.train.run_state import RunState, load_run_state
 from tpukit.train.streams import StreamPlan
 from tpukit.train.task import overrides
 from tpukit.train.tracking import start_tracker
-from tpukit.train.user_code import calls_of_the_loop
+from tpukit.train.user_code import code_warnings
 
 
 def train_run(
@@ -294,7 +294,7 @@ def _log_start(plan: RunPlan, learner: Learner, log: RunLog) -> None:
     command = plan.command if "tpukit " in plan.command else None
     log.event("session", step=learner.steps_done, command=command, model=model, device=device)
     log.text(f"Running on: {device}")
-    for warning in calls_of_the_loop(plan.task.loss):
+    for warning in code_warnings(plan.task.loss, backend.unwrap(learner.model)):
         log.text(warning)
     log.text(f"Model: {model}")
     if learner.ema and (copied := learner.ema.copied_floats):

@@ -1,4 +1,4 @@
-"""A user's own code: importing its file, the errors it raises, calls that are not its own.
+"""A user's own code: importing its file, the errors it raises, calls that cost a step.
 
 Errors are read from the traceback, so no call of a task's method has to be wrapped.
 """
@@ -21,9 +21,13 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
+from typing import TYPE_CHECKING
 
 from tpukit.errors import ConfigError, TaskFailedError, TpukitError
 from tpukit.io.code_owner import is_users, owner_of
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # -- what it raises -------------------------------------------------------------------------------
 LONGEST_CAUSE = 300
@@ -249,22 +253,52 @@ class StandardLibraryFirst(MetaPathFinder):
         return PathFinder.find_spec(fullname, [p for p in sys.path if p not in _folders], target)
 
 
-# -- calls that are the engine's own --------------------------------------------------------------
+# -- calls that cost or break a step -------------------------------------------------------------
+READS = ("item", "tolist", "numpy", "cpu")
 OF_THE_LOOP = ("backward", "zero_grad")
+ON_THE_HOST = ("shape", "dtype", "device", "ndim")
+"""Attributes of a tensor that are printed without its values."""
 
 
-def calls_of_the_loop(loss: Callable[..., object]) -> Iterator[str]:
-    """A warning for each such call in the body of a task's `loss`."""
+def code_warnings(loss: Callable[..., object], model: nn.Module) -> Iterator[str]:
+    """A line for each call in the bodies of a task's `loss` and of its own modules' `forward`."""
+    forwards = {type(module).forward: None for module in model.modules()}
+    for method, name in [(loss, "the loss"), *((f, f.__qualname__) for f in forwards)]:
+        for place, call in _calls(method):
+            if call.strip(".()") in OF_THE_LOOP:
+                yield f"Warning: {name} calls {call} at {place}: leave it out, the engine does it."
+            else:
+                yield (
+                    f"Warning: {name} reads a value at {place} ({call}): on a TPU each step waits"
+                    " for it."
+                )
+
+
+def _calls(method: Callable[..., object]) -> Iterator[tuple[str, str]]:
+    """`my_task.py:31` and `.item()` of each call in a user's method's own body."""
     try:
-        file = inspect.getsourcefile(loss) or ""
-        lines, first = inspect.getsourcelines(loss)
+        file = inspect.getsourcefile(method) or ""
+        lines, first = inspect.getsourcelines(method)
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return
     for node in ast.walk(tree):
-        name = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Call) and name in OF_THE_LOOP and is_users(file):
-            yield (
-                f"Warning: the loss calls .{name}() at {file}:{first + node.lineno - 1}: leave it"
-                " out, the engine does it."
-            )
+        if isinstance(node, ast.Call) and is_users(file) and (call := _named_call(node)):
+            yield f"{file}:{first + node.lineno - 1}", call
+
+
+def _named_call(node: ast.Call) -> str | None:
+    if isinstance(node.func, ast.Attribute) and node.func.attr in (*READS, *OF_THE_LOOP):
+        return f".{node.func.attr}()"
+    if isinstance(node.func, ast.Name) and node.func.id == "print":
+        return "print" if any(map(_has_values, node.args)) else None
+    return None
+
+
+def _has_values(node: ast.AST) -> bool:
+    """Whether a printed expression may be a tensor's values: not its shape, nor a constant."""
+    if isinstance(node, ast.Attribute) and node.attr in ON_THE_HOST:
+        return False
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len":
+        return False
+    return isinstance(node, ast.Name) or any(map(_has_values, ast.iter_child_nodes(node)))
