@@ -1,4 +1,4 @@
-"""A gradient that is not finite at a finite loss: which step and parameter, and the way on.
+"""A gradient that is not finite at a finite loss: which step, parameter and sample, and the way on.
 
 Through the command line: the run fails, fails again alike, and goes on from a
 finite state to the bytes of an unbroken run once the loss is right.
@@ -73,7 +73,8 @@ def test_the_run_fails_alike_and_goes_on_once_the_loss_is_right(tmp_path, whole,
     assert (
         f"The gradient of '0.weight' and 5 more parameter(s) was not finite in step {step}" in told
     )
-    assert "Change Steep.loss" in told
+    assert f"Training sample {sample} causes it by itself." in told
+    assert "Change Steep.loss" in told and "--lr" not in told
     saved = (step - 1) // EVERY * EVERY
     assert (f"resumes from step {saved}, where" if saved else "begins again") in told
     assert failure(train(run, "--set", f"bad={sample}"), code=1) == told
@@ -91,17 +92,19 @@ def test_the_one_parameter_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("hw", "env"),
-    [pytest.param(["--devices", "2"], {}, marks=pytest.mark.slow), (["--accumulate", "4"], {}),
-     pytest.param(["--hw", "tpu"], VIRTUAL_TPU, marks=[pytest.mark.slow, pytest.mark.xla])],
+    ("hw", "env", "names_sample"),
+    [pytest.param(["--devices", "2"], {}, False, marks=pytest.mark.slow),
+     (["--accumulate", "4"], {}, True),
+     pytest.param(["--hw", "tpu"], VIRTUAL_TPU, True, marks=[pytest.mark.slow, pytest.mark.xla])],
     ids=["two-ranks", "accumulated", "xla"],
 )  # fmt: skip
-def test_on_other_hardware(tmp_path, hw, env):
+def test_on_other_hardware(tmp_path, hw, env, names_sample):
     run, sample = tmp_path / "run", sample_of(6)
     done = train(run, *hw, "--set", f"bad={sample}", env=env)
     told = done.stderr  # with several ranks, that of the one which failed first
     assert done.returncode == 1 and "Traceback" not in told
     assert "more parameter(s) was not finite in step 6" in told
+    assert (f"Training sample {sample} causes" in told) == names_sample
     repaired = result(train(run, *hw, "--json", env=env))
     assert (repaired["resumed_from"], repaired["finished"]) == (3, True)
     assert all_finite(run)

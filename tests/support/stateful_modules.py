@@ -190,6 +190,11 @@ class Kinds(nn.Module):
         return self.head(self.layer(x.view(-1, 2, 4))[0][:, -1]) * self.int8 + self.float64.float()
 
 
+def with_old_weight_norm():
+    with warnings.catch_warnings(action="ignore"):
+        return nn.utils.weight_norm(nn.Linear(8, 4))
+
+
 MODULES = {
     "spectral_norm": lambda: nn.Sequential(
         nn.utils.spectral_norm(nn.Linear(8, 4)), nn.ReLU(), nn.Linear(4, 2)
@@ -197,6 +202,7 @@ MODULES = {
     "parametrized spectral_norm": lambda: nn.Sequential(
         parametrizations.spectral_norm(nn.Linear(8, 4)), nn.ReLU(), nn.Linear(4, 2)
     ),
+    "weight_norm": lambda: nn.Sequential(with_old_weight_norm(), nn.ReLU(), nn.Linear(4, 2)),
     "queue": Queue,
     "normalisation": Normed,
     "quantisation": Quantized,

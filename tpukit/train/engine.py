@@ -184,7 +184,7 @@ class Engine:
         """Raises NonFiniteLossError for the first step whose loss or gradient was not finite."""
         if bad is not None:
             self.writer.wait()  # the checkpoint that the error names
-            raise non_finite_step(self.plan, self.backend, bad, self._saved_step)
+            raise non_finite_step(self.plan, self.learner, bad, self._saved_step)
 
     def validate(self) -> dict[str, float]:
         """Metrics on every validation sample, with the EMA weights where they are kept."""

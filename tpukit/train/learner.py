@@ -384,6 +384,11 @@ class Learner:
         """
         return self._bad_step(self.backend.to_host(self._latched()))
 
+    def forget_bad_step(self) -> None:
+        """Lets what follows count as the first steps."""
+        self._latch.zero_()
+        self.backend.finish()
+
     def _latched(self) -> dict[str, Tensor]:
         return {"latch": self._latch, "finite": self._finite_then}
 
