@@ -107,6 +107,12 @@ KILLS = [
 ]  # fmt: skip
 
 
+def at_random(ranks: int) -> list[str]:
+    """Fifty kills of any rank, within the first four steps of a session."""
+    draws = random.Random(ranks)
+    return [f"moment:{draws.randrange(1000)}:{draws.randrange(ranks)}" for _ in range(50)]
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("ranks", "kills"),
@@ -114,6 +120,8 @@ KILLS = [
         (2, SOME),
         pytest.param(2, KILLS, marks=pytest.mark.slow),
         pytest.param(4, KILLS, marks=pytest.mark.slow),
+        pytest.param(2, at_random(2), marks=pytest.mark.slow),
+        pytest.param(4, at_random(4), marks=pytest.mark.slow),
     ],
 )
 def test_killed_ranks_end_in_the_same_bytes(tmp_path, ranks, kills):

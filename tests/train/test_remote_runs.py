@@ -281,6 +281,26 @@ def test_faults_of_any_request(s3, whole, how, first, step):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "step"), [(2, 8), (4, 14)])
+def test_kills_of_several_ranks(s3, ranks, step, tmp_path):
+    """The process that was sending is killed, and the others end with it."""
+    address, faults = s3
+    several = ["--devices", ranks]
+    local = tmp_path / "whole"
+    assert tpukit(*arguments(local), *several, ranks=ranks).returncode == 0
+    whole = [(local / "checkpoints" / ANEW / name).read_bytes() for name in TENSORS]
+    for number in range(5, LEAST_REQUESTS, step):
+        place = f"{address}-{number}"
+        faults.arm("kill-within", at=[number])
+        code = tpukit(*arguments(place), *several, ranks=ranks).returncode
+        assert bool(code) == bool(faults.met)
+        faults.arm()
+        done = tpukit(*arguments(place), *several, ranks=ranks)
+        assert done.returncode == 0, (number, done.stderr)
+        assert tensors_at(place) == whole, number
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "seed", "count"), [
     (2, 0, 25), (2, 1, 25), (4, 2, 17), (4, 3, 17), (4, 4, 16),
 ])  # fmt: skip
