@@ -8,6 +8,7 @@ import pytest
 from runs import environment
 
 from tpukit.errors import JobError
+from tpukit.train import data
 from tpukit.train.data import lack_of_room_named, put_in_shared_memory
 
 TASK = """
@@ -57,10 +58,12 @@ def test_a_full_disk_is_another_cause():
     assert not isinstance(told.value, JobError)
 
 
-def test_a_batch_that_never_comes_is_named():
+@pytest.mark.parametrize(("little", "name"), [(0, "loader-timeout"), (2**62, "shared-memory")])
+def test_a_batch_that_never_comes_names_the_likely_cause(monkeypatch, little, name):
+    monkeypatch.setattr(data, "LITTLE_BYTES", little)
     with pytest.raises(JobError) as told, lack_of_room_named():
         raise RuntimeError("DataLoader timed out after 600 seconds")
-    assert told.value.id == "loader-timeout"
+    assert told.value.id == name
 
 
 def test_a_worker_raises_where_there_is_no_room():

@@ -272,6 +272,8 @@ def named(data: Any, *names: str) -> Any:
 
 # -- shared memory of the DataLoader workers -----------------------------------------------------
 FOLDER = Path("/dev/shm")
+LITTLE_BYTES = 16 * 2**20
+"""Free shared memory in which a batch may not find room."""
 WORDS = ("unable to allocate shared memory", "unable to write to file </torch_")
 """How torch says that there is no room."""
 
@@ -300,8 +302,14 @@ def lack_of_room_named() -> Iterator[None]:
         if is_full or any(words in str(error) for words in WORDS):
             raise _full() from error
         if "DataLoader timed out" in str(error):
-            raise _too_slow(str(error)) from error
+            raise (_full() if _has_little_room() else _too_slow(str(error))) from error
         raise
+
+
+def _has_little_room() -> bool:
+    with suppress(OSError):
+        return shutil.disk_usage(FOLDER).free < LITTLE_BYTES
+    return False
 
 
 def _full() -> JobError:

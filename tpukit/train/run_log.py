@@ -142,7 +142,6 @@ def loss_curve(folder: RunFolder) -> bytes | None:
     if len(train) < 2:
         return None
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.add_subplot()
@@ -153,13 +152,35 @@ def loss_curve(folder: RunFolder) -> bytes | None:
         )
     if all(loss > 0 for _, loss in train + valid):
         axes.set_yscale("log")
-    axes.set(xlabel="optimizer step", ylabel="loss")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="optimizer step", ylabel="loss", title=_title(folder))
+    _set_ticks(axes, [loss for _, loss in train + valid])
     axes.grid(alpha=0.3)
     axes.legend()
     picture = io.BytesIO()
     figure.savefig(picture, dpi=120, format="png")
     return picture.getvalue()
+
+
+def _title(folder: RunFolder) -> str:
+    """The run's name; nothing where the font lacks its characters (Chinese, say)."""
+    from matplotlib import font_manager
+
+    name = folder.path.resolve().name
+    font = font_manager.get_font(font_manager.findfont("DejaVu Sans"))
+    return name if all(font.get_char_index(ord(letter)) for letter in name) else ""
+
+
+def _set_ticks(axes: Any, losses: list[float]) -> None:
+    """Whole steps, and losses as plain numbers: a logarithmic axis names powers of ten alone."""
+    from matplotlib import ticker
+
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    if axes.get_yscale() == "log":
+        spans_decade = max(losses) > 10 * min(losses)
+        steps = ticker.LogLocator(subs=(1, 2, 5)) if spans_decade else ticker.MaxNLocator(6)
+        axes.yaxis.set_major_locator(steps)
+        axes.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 @contextmanager
