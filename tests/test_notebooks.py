@@ -20,8 +20,8 @@ from kernels import error_of, execute, notebook_of, printed, shown
 from PIL import Image
 from runs import ROOT, SUPPORT, VIRTUAL_TPU, metrics, result, tpukit
 from timm.data import create_transform, resolve_data_config
-from tiny_bert import write_bert, write_texts
 from tiny_qwen import write_qwen
+from tiny_readers import write_reader, write_tables
 
 from tpukit import api
 
@@ -323,16 +323,15 @@ def plain_scores(run, competition):
 @pytest.mark.timeout(1200)
 def test_the_pages_text_competition_ends_in_a_submission(tmp_path):
     """Each epoch is validated; the sample has a column for each class, and another order."""
-    competition, ids = tmp_path / "competition", [f"test{n}" for n in range(39, -1, -1)]
-    competition.mkdir()
-    write_bert(tmp_path)
-    write_texts(competition, ("train", "test"), rows=40)
-    sample = ["id,good,bad", *(f"{name},0.5,0.5" for name in ids), ""]
+    write_reader(tmp_path / "bert", "bert")
+    competition = write_tables(tmp_path / "competition", rows=40, tests=40)
+    ids = [f"r{n}" for n in range(79, 39, -1)]
+    sample = ["id,good,bad,fair", *(f"{name},0.3,0.3,0.4" for name in ids), ""]
     (competition / "sample_submission.csv").write_text("\n".join(sample))
     cells = page_cells("3. A text competition", "4. Dialogue summaries")
     notebook = execute(notebook_of("%load_ext tpukit", *cells), tmp_path)
     require_success(notebook)
     assert printed(notebook.cells[2]).count("valid_accuracy") >= 2
     rows = list(csv.DictReader((tmp_path / "work/submission.csv").open()))
-    assert list(rows[0]) == ["id", "good", "bad"] and [row["id"] for row in rows] == ids
-    assert all(abs(float(row["good"]) + float(row["bad"]) - 1) < 1e-5 for row in rows)
+    assert list(rows[0]) == ["id", "good", "bad", "fair"] and [row["id"] for row in rows] == ids
+    assert all(abs(sum(map(float, [*row.values()][1:])) - 1) < 1e-5 for row in rows)
