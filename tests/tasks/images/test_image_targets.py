@@ -2,8 +2,8 @@
 
 import csv
 import json
-import sys
 from pathlib import Path
+from runpy import run_path
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from runs import failure, result, tpukit
+from runs import ROOT, failure, result, tpukit
 from safetensors.torch import load_file
 from sklearn.metrics import cohen_kappa_score
 from timm.data import create_transform, resolve_data_config
@@ -20,7 +20,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tpukit.errors import DataError
 from tpukit.io.tables import read_table
-from tpukit.registry.declared import find_source
 from tpukit.tasks.images.predict import _texts_by_id, find_images
 from tpukit.tasks.images.task import ImagesTask
 from tpukit.train.features import TableFeatures, WithFeatures
@@ -29,7 +28,7 @@ from tpukit.train.requests import PredictionRequest
 from tpukit.train.target import Target
 from tpukit.train.target_loss import LOSSES, TargetLoss, balanced_weights
 
-ROOT = Path(__file__).parent.parent.parent.parent
+PLAYED = run_path(str(ROOT / "scripts" / "play_competitions.py"), run_name="play_competitions")
 MODEL = "test_convnext"
 SMALL = ("--set", f"model={MODEL}", "--set", "image_size=32", "--global-batch-size", "16",
          "--max-steps", "6", "--hw", "cpu", "--set", "warmup_steps=0")  # fmt: skip
@@ -39,15 +38,9 @@ LABELS = Target("labels", ("a", "b"), ("a", "b"))
 
 @pytest.fixture(scope="module")
 def competitions(tmp_path_factory):
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        from play_competitions import Competition, write_appeal, write_findings
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    assert Competition
     folder = tmp_path_factory.mktemp("competitions")
-    write_appeal(folder / "appeal", 32)
-    write_findings(folder / "findings", 32)
+    for name in ("appeal", "findings"):
+        PLAYED[f"write_{name}"](folder / name, 32)
     return folder
 
 
@@ -289,15 +282,8 @@ def test_a_number_is_learned_beside_columns_of_the_table(competitions, tmp_path)
 def test_the_competitions_take_two_commands(tmp_path):
     """Each from the attached folder; the submission is the mean of what timm or transformers
     predicts with the weights of the folds."""
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        from play_competitions import COMPETITIONS, write_competitions
-    finally:
-        sys.path.remove(str(ROOT / "scripts"))
-    write_competitions(tmp_path, 32)
-    for competition in COMPETITIONS:
-        if find_source(competition.train.split()[1]) is None:
-            continue
+    PLAYED["write_competitions"](tmp_path, 32)
+    for competition in PLAYED["COMPETITIONS"]:
         commands = competition.commands(tmp_path, tmp_path / "runs")
         for words in commands:
             done = tpukit(*words)
