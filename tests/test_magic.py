@@ -1,12 +1,22 @@
-"""`%load_ext tpukit` in a real kernel: a command's lines and pictures; its interruption."""
+"""`%load_ext tpukit` in a real kernel: a command's lines, tables and pictures; its interruption."""
 
 import base64
+import re
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from kernels import error_of, execute, notebook_of, printed, shown
 from nbclient.exceptions import DeadKernelError
 from runs import MARK, latest, wait_for_end
+
+from tpukit.commands.reports.inline import (
+    result_pictures,
+    result_tables,
+    show_result,
+    trials_table,
+)
+from tpukit.magic import _print_lines
 
 TASK = '''
 import os
@@ -101,22 +111,35 @@ def is_png(picture):
     return base64.b64decode(picture).startswith(b"\x89PNG")
 
 
-def test_a_command_prints_its_lines_and_shows_its_pictures(cells):
+def rows_of(table):
+    """Name -> value of a table of two columns."""
+    return dict(re.findall(r"<tr><th[^>]*>([^<]+)</th><td[^>]*>([^<]*)</td></tr>", table))
+
+
+def test_a_command_prints_its_lines_and_shows_its_result(cells, place):
     assert "Done: 6 steps" in printed(cells["train"]) and not error_of(cells["train"])
-    assert [is_png(picture) for picture in shown(cells["train"], "image/png")] == [True]
+    (table,), (curve,) = shown(cells["train"], "text/html"), shown(cells["train"], "image/png")
+    rows = rows_of(table)
+    assert rows["steps"] == "6" and rows["run"] == "run" and "best loss" in rows and is_png(curve)
     assert len(printed(cells["train"])) < 4000 and "\x1b" not in printed(cells["train"])
-    assert "evaluated" in printed(cells["test"]) and "0.2500 [0.2000, 0.3000]" in printed(
-        cells["test"]
-    )
-    assert [is_png(picture) for picture in shown(cells["test"], "image/png")] == [True]
 
 
 def test_the_stop_button_saves_and_the_same_cell_goes_on(cells, place):
     text = printed(cells["interrupted"])
     assert "waiting for the command to end" in text and "Stopped after step 4 of 6" in text
     assert error_of(cells["interrupted"]) == ["Interrupted. The same cell goes on where it can."]
-    assert "step 4" in printed(cells["train"])
+    assert (
+        "resumed from</th><td style='text-align:left'>4<" in shown(cells["train"], "text/html")[0]
+    )
     assert latest(place / "run").name == "step-00000006"
+
+
+def test_metrics_stand_beside_those_of_other_methods(cells):
+    (metrics,) = shown(cells["test"], "text/html")
+    assert "0.2500 [0.2000, 0.3000]" in metrics and "baseline" in metrics and ">1.000<" in metrics
+    # The table stands below the cell alone.
+    assert "evaluated" in printed(cells["test"]) and "0.25" not in printed(cells["test"])
+    assert [is_png(picture) for picture in shown(cells["test"], "image/png")] == [True]
 
 
 def test_an_interrupted_fit_shows_two_lines(cells):
@@ -124,15 +147,27 @@ def test_an_interrupted_fit_shows_two_lines(cells):
 
 
 @pytest.mark.parametrize(
-    ("cell", "said"),
-    [("failing", "Error: Run folder nowhere does not exist"),
-     ("usage", "Error: No such option: --taks")],
+    ("done", "told"),
+    [({"finished": True, "stopped_early": False}, "with its last step"),
+     ({"finished": True, "stopped_early": True}, "early: validation no longer improved"),
+     ({"finished": False, "stopped_early": False}, "at its time limit; the cell goes on")],
 )  # fmt: skip
-def test_an_error_has_no_traceback(cells, cell, said):
-    assert said in printed(cells[cell])
-    assert error_of(cells[cell]) == ["The command ended with exit code 2."]
-    [line] = error_of(cells["quotes"])
-    assert line.startswith("Error: %tpukit train --task 'eit: No closing quotation")
+def test_a_training_says_how_it_ended(done, told):
+    (table,) = result_tables({"steps": 3, "run": "r", **done})
+    assert [row for row in table if row[0] == "ended"] == [["ended", told]]
+    assert not {"finished", "stopped early"} & {name for name, _ in table}
+
+
+@pytest.mark.parametrize(
+    ("cell", "beginning"),
+    [("failing", "Error: Run folder nowhere does not exist"),
+     ("usage", "Error: No such option: --taks"),
+     ("quotes", "Error: %tpukit train --task 'eit: No closing quotation")],
+)  # fmt: skip
+def test_an_error_is_two_lines_without_a_traceback(cells, cell, beginning):
+    lines = error_of(cells[cell])
+    assert 1 <= len(lines) <= 2 and lines[0].startswith(beginning), lines
+    assert printed(cells[cell]) == ""
 
 
 def test_the_exception_of_the_last_cell_is_explained_with_its_values(cells):
@@ -144,11 +179,12 @@ def test_the_kernel_imports_nothing_heavy(cells):
     assert printed(cells["imported"]) == "set()\n"
 
 
-def test_show_prints_the_run_and_displays_every_picture(cells):
-    pictures = shown(cells["show"], "image/png")
-    assert list(map(is_png, pictures)) == [True, True]
-    text = printed(cells["show"])
-    assert "6 of 6" in text and "valid_loss" in text and "test/line.png" in text
+def test_show_displays_a_table_and_every_picture(cells):
+    (table,), pictures = shown(cells["show"], "text/html"), shown(cells["show"], "image/png")
+    rows = rows_of(table)
+    assert rows["steps"] == "6 of 6" and "valid_loss" in rows["validation"]
+    assert rows["pictures"] == "test/line.png" and list(map(is_png, pictures)) == [True, True]
+    assert printed(cells["show"]) == ""
 
 
 def test_a_killed_kernel_ends_its_training_which_saves(place):
@@ -159,3 +195,33 @@ def test_a_killed_kernel_ends_its_training_which_saves(place):
         execute(notebook_of(CELLS["load"], train), place, {"KERNEL_DIES_AT": "4", MARK: mark})
     wait_for_end(mark)
     assert latest(place / "orphan").name > "step-00000003"
+
+
+def test_the_memory_of_each_trial_is_drawn():
+    trials = [{"batch": b, "used_bytes": b << 30} for b in (4, 8, 16)]
+    (chart,) = result_pictures({"trials": trials, "limit_bytes": 12 << 30})
+    assert chart.startswith(b"\x89PNG")
+    failed = [{"batch": 4, "used_bytes": None}]
+    assert list(result_pictures({"trials": failed, "limit_bytes": 1})) == []
+
+
+def test_lines_after_an_error_of_the_users_own_are_not_held_back(capsys):
+    lines = ["Error: 0.5\n", "  of 8\n", "step 2\n", "Error: no data\n", "  Add some.\n"]
+    assert _print_lines(lines) == lines[3:]
+    assert capsys.readouterr().out == "".join(lines[:3])
+
+
+def test_the_speed_of_a_slow_trial_is_a_number():
+    trial = {"batch": 4, "used_bytes": 1 << 30, "verdict": "fits", "seconds": 9.0}
+    tables = [trials_table([{**trial, "samples_per_second": s}])[1][3] for s in (0.5, 12.3, None)]
+    assert tables == ["0.5", "12.3", ""]
+
+
+def test_the_best_value_of_a_row_is_bold():
+    shown = []
+    fields = {"metrics": {"rmse": 2.0, "rmse_baseline": 1.0}, "methods": {"baseline": "<b>"},
+              "metric_names": {"rmse": "RMSE ↓"}}  # fmt: skip
+    show_result(SimpleNamespace(display=lambda data, raw: shown.append(data)), fields)
+    ((table),) = shown
+    assert ">2.000<" in table["text/html"] and "<b>1.000</b>" in table["text/html"]
+    assert "&lt;b&gt;" in table["text/html"] and "1.000" in table["text/plain"]

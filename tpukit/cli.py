@@ -4,11 +4,13 @@ import importlib
 import io
 import os
 import re
+import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -33,7 +35,10 @@ NAME_MAX = 255
 """Bytes that a name may have on most file systems."""
 
 STARTS_NOTHING = {"-h", "--help", "--version", "--quick"}
-"""What ends at once."""
+"""What leaves no temporary files; a folder for them would take a tenth of its time."""
+
+NARROW = 70
+"""Columns below which help is plain text."""
 
 UNTOUCHED = "run"
 """The command whose environment and output are another program's."""
@@ -114,17 +119,32 @@ def load_command(name: str, arguments: Sequence[str] = ()) -> Any:
     app._add_completion = False
     command = typer.main.get_command(app)
     command.name = name
-    _leave_out_defaults(command)
+    _fit_help(command)
     return command
 
 
-def _leave_out_defaults(command: Any) -> None:
-    """Shows no default where there is none: older typers write `None`."""
+def _fit_help(command: Any) -> None:
+    """No default where there is none (older typers write `None`), no boxes in a narrow terminal."""
     for parameter in command.params:
         if parameter.default is None:
             parameter.show_default = False
+    if _narrow_width():
+        command.rich_markup_mode = None
+        command.format_help = partial(_format_narrow, command.format_help)
     for below in getattr(command, "commands", {}).values():
-        _leave_out_defaults(below)
+        _fit_help(below)
+
+
+def _format_narrow(format_help: Callable[..., None], ctx: Any, formatter: Any) -> None:
+    """Help with each description below its option, not beside it."""
+    formatter.write_dl = partial(formatter.write_dl, col_max=2)
+    format_help(ctx, formatter)
+
+
+def _narrow_width() -> int | None:
+    """The columns of a terminal in which boxes would cut the names of options; else None."""
+    columns = shutil.get_terminal_size().columns
+    return columns if columns < NARROW else None
 
 
 app = typer.Typer(
@@ -168,7 +188,10 @@ def main() -> NoReturn:
         elif in_notebook():
             sys.exit(follow_this_command())
     end_when_stuck()
-    code = run(arguments)
+    from tpukit.io.folders import own_temporary_folder
+
+    with own_temporary_folder():
+        code = run(arguments)
     _end_workers()
     if "RANK" in os.environ and "TPUKIT_STATUS" not in os.environ:
         # torchrun's own rank; one of tpukit's launcher leaves its exit code before it ends.
@@ -220,7 +243,12 @@ def _run(arguments: list[str]) -> int:
     if arguments[:1] != [UNTOUCHED]:
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     try:
-        code = app(args=arguments, standalone_mode=False, prog_name="tpukit")
+        code = app(
+            args=arguments,
+            standalone_mode=False,
+            prog_name="tpukit",
+            terminal_width=_narrow_width(),
+        )
         return code if isinstance(code, int) else 0
     except typer.Exit as error:
         return error.exit_code

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tpukit.commands.reports.batch import as_fields, as_text, table
+from tpukit.commands.reports.inline import result_tables
 from tpukit.io.units import GIB
 from tpukit.probe.batch.recommend import Recommendation
 from tpukit.probe.targets import find_target
@@ -36,7 +37,6 @@ def test_a_recommendation_for_people():
     assert "    0.50 GiB  f32[4]  copy" in lines
     assert "Collectives a step: 5 all-reduce (1 MiB a device)" in lines
     assert "Estimate (roofline" in text
-    assert "batch a device" in text and "█" in text
     assert lines[-1] == "Train with: tpukit train"
 
 
@@ -73,6 +73,21 @@ def test_what_an_unread_program_does_is_null_and_not_none_at_all():
     unknown = ("flops", "collective_bytes", "estimate_seconds")
     assert [fields["step"][name] for name in unknown] == [None] * 3
     assert sum(fields["memory"].values()) == 15 * GIB
+
+
+def test_a_cell_that_shows_the_trials_has_no_text_of_them(monkeypatch):
+    """`%tpukit` shows a table and a picture of them below the command's lines."""
+    found = recommendation()
+    shown = next(t for t in result_tables(as_fields(found, "mine", None)) if "verdict" in t[0])
+    assert [row[:3] for row in shown[1:]] == [
+        ["20", "15.00 GiB", "near"],
+        ["21", "17.00 GiB", "over"],
+    ]
+    text = "\n".join(as_text(found, "mine", None))
+    assert "batch a device" in text and "█" in text
+    monkeypatch.setenv("TPUKIT_RESULT", "result.json")
+    text = "\n".join(as_text(found, "mine", None))
+    assert "batch a device" not in text and "█" not in text and "Recommended: 20" in text
 
 
 def test_how_far_predictions_are_off_is_said():
@@ -115,3 +130,12 @@ def test_of_a_batch_predicted_twice_the_last_prediction_is_shown():
     )
     rows = list(table((guessed, traced)))
     assert len(rows) == 2 and "7.00" in rows[1]
+
+
+def test_the_first_rows_of_what_was_written_are_shown(tmp_path):
+    out = tmp_path / "submission.csv"
+    out.write_text("id,summary\n" + "".join(f"{row},{'a' * 200_000}\n" for row in range(5)))
+    (table,) = result_tables({"path": str(out)})
+    assert table == [["id", "summary"], *([str(row), "a" * 80] for row in range(3))]
+    out.write_text("1,2\n3\n")  # of a user's task, and no table
+    assert [*result_tables({"path": str(out)})] == []

@@ -152,6 +152,23 @@ def test_an_option_that_dies_with_a_fix_is_named(tmp_path):
     assert "--num_cores" in note
 
 
+def test_findings_as_sarif(tmp_path):
+    (tmp_path / "old.py").write_text(XM + "xm.mark_step()\n")
+    (found,) = answer(tmp_path, "--sarif", tmp_path / "found.sarif")["findings"]
+    document = json.loads((tmp_path / "found.sarif").read_text())
+    (run,) = document["runs"]
+    (kept,) = run["results"]
+    place = kept["locations"][0]["physicalLocation"]
+    assert document["version"] == "2.1.0"
+    assert {rule["id"] for rule in run["tool"]["driver"]["rules"]} == {kept["ruleId"]}
+    assert kept["ruleId"] == found["id"]
+    assert place["artifactLocation"]["uri"] == str(tmp_path / "old.py")
+    assert place["region"]["startLine"] == found["line"] == 2
+    refused = tpukit("doctor", tmp_path, "--sarif", tmp_path / "no" / "found.sarif")
+    assert refused.returncode == 2
+    assert "cannot be written" in refused.stderr
+
+
 def test_json_keeps_standard_error_quiet(tmp_path):
     (tmp_path / "old.py").write_text(XM + "xm.mark_step()\n")
     for arguments in ([tmp_path], [tmp_path, "--diff"], ["--quick"]):

@@ -1,4 +1,4 @@
-"""Help, also under older typers, and lines that are mistyped."""
+"""Help in a narrow terminal, and under older typers."""
 
 import dataclasses
 import re
@@ -6,8 +6,19 @@ import sys
 
 import pytest
 
-from tpukit.cli import load_command, run
+from tpukit.cli import COMMANDS, load_command, run
 from tpukit.tasks.images.settings import ImagesConfig
+
+
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS), ["data", "eit"], ["train", "--task", "images"]]
+)
+def test_help_fits_forty_columns(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert run([*command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert max(len(line) for line in shown.splitlines()) <= 40
+    assert "…" not in shown
 
 
 @pytest.mark.parametrize("name", ["doctor", "train", "test"])
@@ -37,11 +48,11 @@ def test_help_lists_an_own_tasks_constructor_without_importing_it(tmp_path, monk
         "raise SystemExit\nclass Mine:\n"
         "    def __init__(self, width: int = 8, *, path, kind='a'): ...\n"
     )
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "60")
     assert run(["train", f"--task={file}:Mine", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"--width +(<int>|INTEGER) +\(default: 8\)", shown)
-    assert re.search(r"--path +VALUE +\(must be given\)", shown)
+    assert re.search(r"--width (<int>|INTEGER) \(default: 8\)", shown)
+    assert "--path VALUE (must be given)" in shown
     assert run(["train", "--task", str(tmp_path / "none.py:Mine"), "--help"]) == 0
 
 

@@ -384,14 +384,17 @@ def test_versions_that_do_not_match_are_named(tmp_path):
     assert "libtpu 0.9.9" in found["message"] and "libtpu 0.0.21" in found["message"]
 
 
-def test_a_gpu_that_is_not_here(tmp_path):
+def test_gpus_that_are_not_here_side_by_side(tmp_path):
     file = tmp_path / "wide.py"
     file.write_text("import torch\n\ndef make():\n    return torch.nn.Linear(4096, 4096)\n")
-    words = ("probe-batch", "--model", f"{file}:make", "--input", "x=4096", "--json", "--target")
-    small = result(tpukit(*words, "2GB", "--max", "65536"))
+    words = ("probe-batch", "--model", f"{file}:make", "--input", "x=4096")
+    small, large = result(
+        tpukit(*words, "--max", "65536", "--compare", "2GB,t4", "--json")
+    )["compared"]  # fmt: skip
     check_both_sides(small)
+    assert small["largest_batch_per_device"] < large["largest_batch_per_device"]
     least, most = small["memory_range"]
     assert small["allocated_bytes"] < least <= most <= small["limit_bytes"]
     assert {"parameters", "context", "allocator"} <= small["memory"].keys()
-    message = error(tpukit(*words, "t5"), 2)
+    message = error(tpukit(*words, "--target", "t5", "--json"), 2)
     assert "t4" in message["hint"]

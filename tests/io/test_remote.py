@@ -1,5 +1,8 @@
 """Addresses, requests that are tried again, and copies of what lies at an address."""
 
+import os
+import time
+
 import pytest
 from s3_server import ALL, KEY, SECRET
 
@@ -91,11 +94,19 @@ def test_a_copy_follows_its_address(s3, tmp_path):
         local_copy(f"{address}/missing")
 
 
-def test_a_copy_leaves_a_part_of_the_disk_free(s3, monkeypatch):
+def test_copies_are_bounded(s3, monkeypatch):
+    """The one that nobody uses goes; what does not fit is an error that names the limit."""
     address, _ = s3
-    Remote(address).write("a/data", bytes(40_000))
-    monkeypatch.setattr(mirror, "PART_OF_FREE", 1e-12)
-    with pytest.raises(DataError, match="TPUKIT_CACHE_DIR"):
+    for name in ("a", "b", "c"):
+        Remote(address).write(f"{name}/data", bytes(40_000))
+    monkeypatch.setenv(mirror.LIMIT_VARIABLE, "100kB")
+    first, second = (local_copy(f"{address}/{name}") for name in ("a", "b"))
+    os.close(mirror._used.pop(first.parent))  # as if its process had ended
+    time.sleep(0.01)
+    assert local_copy(f"{address}/c").is_dir()
+    assert not first.exists() and second.exists()
+    monkeypatch.setenv(mirror.LIMIT_VARIABLE, "10kB")
+    with pytest.raises(DataError, match="TPUKIT_MIRROR_LIMIT"):
         local_copy(address)
 
 

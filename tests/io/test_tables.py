@@ -51,6 +51,7 @@ def packed(text, member="train.csv", *more):
 RECORDS = [dict(zip(HEADER, row, strict=True)) for row in ROWS]
 COLUMNS_OF_ROWS = {name: {str(i): row[name] for i, row in enumerate(RECORDS)} for name in HEADER}
 SPLIT = {"columns": HEADER, "index": [0, 1, 2], "data": ROWS}
+SCHEMA = {"schema": {"fields": []}, "data": [{"index": 7, **row} for row in RECORDS]}
 NFD = unicodedata.normalize("NFD", as_csv())
 WIDE = [HEADER, *ROWS[:2], ["3", "z" * 200_000, "dog"]]
 
@@ -67,6 +68,8 @@ READ = {
     "two marks.csv": b"\xef\xbb\xbf" * 2 + b"id,text,label\n" + as_csv(ROWS).encode(),
     "utf-16.csv": as_csv(delimiter="\t").encode("utf-16"),
     "utf-16-be.csv": codecs.BOM_UTF16_BE + as_csv().encode("utf-16-be"),
+    "unmarked.csv": as_csv(delimiter=";").encode("utf-16-le"),
+    "unmarked-be.csv": as_csv().encode("utf-16-be"),
     "utf-32.csv": as_csv().encode("utf-32"),
     "blank lines.csv": as_csv(lineterminator="\n\n  \n").encode(),
     "header.csv": as_csv([["id ", " text", "label\xa0"], *ROWS]).encode(),
@@ -87,14 +90,19 @@ READ = {
     "lines.json": "\n".join(map(json.dumps, RECORDS)).encode("utf-8-sig"),
     "records.json": json.dumps(RECORDS, indent=2).encode(),
     "utf-16.json": json.dumps(RECORDS, ensure_ascii=False).encode("utf-16"),
+    "columns.json": json.dumps(COLUMNS_OF_ROWS).encode(),
+    "columns.jsonl": json.dumps(COLUMNS_OF_ROWS).encode(),
+    "index.json": json.dumps({str(i): row for i, row in enumerate(RECORDS)}, indent=1).encode(),
+    "split.json": json.dumps(SPLIT).encode(),
+    "table.json": json.dumps(SCHEMA).encode(),
+    "lists.json": json.dumps({name: [r[name] for r in RECORDS] for name in HEADER}).encode(),
 }
 """File -> its content: always the rows `ROWS`."""
 ONE = b'{"id": "a", "text": "b", "label": "c"}'
 REFUSED = {
-    "values.json": (json.dumps(ROWS).encode(), "item 1: a list"),
-    "columns.json": (json.dumps(COLUMNS_OF_ROWS).encode(), "one object, of columns and not of"),
-    "split.jsonl": (json.dumps(SPLIT).encode(), "one object, of columns and not of"),
-    "lists.json": (b'{"id": ["1", "2"], "text": ["a", "b"]}', "one object, of columns and not of"),
+    "values.json": (json.dumps(ROWS).encode(), "rows without names of columns .orient='values'."),
+    "unclear.json": (json.dumps({"a": {"id": 1}, "b": {"id": 2}}).encode(), "is not clear"),
+    "uneven.json": (b'{"id": ["1", "2"], "text": ["a"]}', "other lengths than the columns"),
     "twice.jsonl": (b'{"id": 1, "id": 2, "text": "a"}', "is there twice"),
     "other names.jsonl": (ONE + b'\n{"id": 2}', "line 2 has id; the first has id, text, label"),
     "text.json": (b"[" + ONE + b', "a"]', "item 2: a str"),

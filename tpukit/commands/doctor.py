@@ -56,6 +56,8 @@ class ScanOptions:
     to: SuccessorChoice | None = None
     """Find what the code needs to move there: CUDA code to a TPU (torch_xla), or torch_xla code to
     torch_tpu."""
+    sarif: Path | None = setting(None, metavar="FILE")
+    """Write the findings as SARIF 2.1.0 as well."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def doctor(
         failed = scan_code(
             paths, output, fix=code.fix and not code.diff, show=code.fix or code.diff,
             strict=strict, verbose=verbose, moves=code.to.value if code.to else "",
+            sarif=code.sarif,
         )  # fmt: skip
     else:
         failed = _check(machine, output, strict=strict, verbose=verbose)
@@ -160,8 +163,8 @@ def _refuse_mixtures(
                 f"doctor: {option} cannot be combined with {', '.join(others)}.",
                 "Run them one after the other.",
             )
-    if (code.fix or code.diff or code.to) and not paths:
+    if (code.fix or code.diff or code.to or code.sarif) and not paths:
         raise ConfigError(
-            "doctor: --fix, --diff and --to need paths.",
+            "doctor: --fix, --diff, --to and --sarif need paths.",
             "Name files: tpukit doctor train.py --diff",
         )

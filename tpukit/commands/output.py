@@ -15,11 +15,16 @@ from tpukit.io.files import write_file
 from tpukit.io.secrets import without_secrets
 
 RESULT_VARIABLE = "TPUKIT_RESULT"
-"""Variable with the file for the JSON object, whose pictures a notebook's `%tpukit` shows."""
+"""Variable with the file for the JSON object, which a notebook's `%tpukit` shows as tables."""
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object and nothing else on standard output.")
 ]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def shown_in_cell() -> bool:
+    """Whether a notebook's cell shows this command's result as tables and pictures."""
+    return RESULT_VARIABLE in os.environ
 
 
 def plain(value: Any) -> Any:

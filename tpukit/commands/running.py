@@ -15,6 +15,7 @@ from tpukit.commands.options.option_sets import Given, options_of
 from tpukit.commands.options.own_options import DEFAULT_TASK, task_for
 from tpukit.commands.options.training import GivenSettings
 from tpukit.commands.output import Output
+from tpukit.commands.sizing import check_search, size_batch, task_source
 from tpukit.errors import HardwareError
 from tpukit.hardware.options import HardwareOptions, Kind
 from tpukit.hardware.select import opened_backend, prepare_environment, rank_count
@@ -22,6 +23,7 @@ from tpukit.io.hub_data import is_hub_data
 from tpukit.io.lock import wait_for_ending_owner
 from tpukit.io.mirror import local_copy, output_here
 from tpukit.io.process import is_first_rank
+from tpukit.probe.batch.search import SearchSettings
 from tpukit.train.config import build
 from tpukit.train.requests import EvaluationOptions, PredictionOptions
 
@@ -53,13 +55,23 @@ def chosen_task(settings: GivenSettings, command: str, output: Output) -> str:
     return found.task
 
 
-def run_training(task: str, settings: GivenSettings, output: Output) -> Path:
-    """Trains, with several ranks where needed, and prints the result; the run folder."""
+def run_training(
+    task: str, settings: GivenSettings, plan: str | None, output: Output
+) -> Path | None:
+    """Trains, with several ranks where needed, and prints the result; the run folder.
+
+    With `plan` it prints the compiler's answer for that TPU instead, and gives None.
+    """
     kind = prepare_environment(settings.hardware())
     # Bad options end here, once, instead of in every process.
-    request = settings.request(task, kind)
+    request = settings.request(task, None if plan else kind)
     for remark in request.remarks():
         output.text(remark)
+    if plan is not None:
+        search = SearchSettings(global_batch_size=request.config.global_batch_size)
+        check_search(search, plan, {})
+        output.result(size_batch(request, task_source(request), plan, search, output.text))
+        return None
     hardware = settings.backend_options(request.config)
     wait_for_ending_owner(
         request.folder.lock,

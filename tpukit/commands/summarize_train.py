@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tpukit.commands.options.training import TrainingSettings
+from tpukit.commands.options.training import PlanOption, TrainingSettings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.running import run_training
 from tpukit.io.process import is_first_rank
@@ -13,6 +13,7 @@ from tpukit.io.process import is_first_rank
 
 def summarize_train(
     settings: TrainingSettings,
+    plan: PlanOption = None,
     export: Annotated[
         Path | None,
         typer.Option(help="Write the best weights as a Hugging Face directory at the end."),
@@ -25,8 +26,8 @@ def summarize_train(
     The same command again resumes a run that was stopped.
     """
     output = Output(as_json=as_json)
-    run = run_training("llm", settings, output)
-    if export is not None and is_first_rank():
+    run = run_training("llm", settings, plan, output)
+    if run is not None and export is not None and is_first_rank():
         from tpukit.registry.trained import open_trained
 
         open_trained(run, output.text).export(export)

@@ -11,7 +11,7 @@ import typer
 from tpukit.commands.options.option_sets import Given, OwnOptions, options_of
 from tpukit.commands.options.own_options import DEFAULT_TASK, build_own, default_run
 from tpukit.commands.options.training import parse_settings
-from tpukit.commands.output import DebugOption, JsonOption, Output, plain
+from tpukit.commands.output import DebugOption, JsonOption, Output, plain, shown_in_cell
 from tpukit.commands.running import (
     TaskOptions,
     TrainedSource,
@@ -91,12 +91,13 @@ def evaluation(trained: TrainedTask, options: EvaluationOptions, own: Given) -> 
 
     def evaluated(model: nn.Module, backend: Backend, log: Log) -> dict[str, Any]:
         fields: dict[str, Any] = plain(metrics_of_run(trained.task, model, backend, request, log))
-        if backend.is_main:
+        if backend.is_main and not shown_in_cell():
             for line in metric_lines(fields):
                 log(line)
+        if backend.is_main:
             send_output(options.out)
-            if trained.run is not None:
-                report_test(trained.run, fields, log)
+        if trained.run is not None and backend.is_main:
+            report_test(trained.run, fields, log)
         return fields
 
     return evaluated

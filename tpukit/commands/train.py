@@ -7,7 +7,7 @@ import typer
 
 from tpukit.commands.folds import train_folds
 from tpukit.commands.options.own_options import TaskOption
-from tpukit.commands.options.training import TrainingSettings
+from tpukit.commands.options.training import PlanOption, TrainingSettings
 from tpukit.commands.output import DebugOption, JsonOption, Output
 from tpukit.commands.running import chosen_task, run_training
 from tpukit.hardware.launch.launcher import is_launched
@@ -16,6 +16,7 @@ from tpukit.io.process import PARENT_VARIABLE, die_with_parent
 
 def train(
     settings: TrainingSettings,
+    plan: PlanOption = None,
     task: TaskOption = None,
     folds: Annotated[
         str | None,
@@ -36,7 +37,7 @@ def train(
     if PARENT_VARIABLE in os.environ and not is_launched():
         die_with_parent(int(os.environ[PARENT_VARIABLE]))
     task = task or chosen_task(settings, "train", output)
-    if folds is not None:
+    if folds is not None and plan is None:
         train_folds(task, folds, settings, output)
     else:
-        run_training(task, settings, output)
+        run_training(task, settings, plan, output)

@@ -1,9 +1,9 @@
-"""JSON files as tables: an object a line, or an array of objects."""
+"""JSON files as tables: objects by line, in an array, or in the orientations of pandas."""
 
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,41 +28,74 @@ def json_records(path: Path, text: TextIO) -> Iterator[tuple[int, list[str]]]:
 
 
 def _json_objects(path: Path, text: TextIO) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """The objects of a file, one a line or all in one array: where, the line or 0, the object."""
+    """The objects of a file, one a line or all in one value: where, the line or 0, the object."""
     lines = ((number, line) for number, line in enumerate(text, 1) if line.strip())
-    first = next(lines, None)
+    first, second = next(lines, None), next(lines, None)
     if first is None:
         return
-    if first[1].lstrip("\ufeff \t").startswith("["):
-        whole = first[1] + "".join(line for _, line in lines)
-        for item, row in enumerate(_parsed(f"{path}", whole), 1):
-            where = f"{path}, item {item}"
-            yield where, 0, _object(where, row)
+    whole = second is None
+    if second is not None and ".json" in path.suffixes:
+        try:
+            whole = not isinstance(json.loads(first[1]), dict | list)
+        except ValueError:
+            whole = True
+    if whole:
+        rest = "" if second is None else second[1] + "".join(line for _, line in lines)
+        value = _parsed(f"{path}", first[1] + rest)
+        for item, row in enumerate(_rows_of(path, value), 1):
+            begun = first[0] if row is value else 0
+            where = f"{path}, line {begun}" if begun else f"{path}, item {item}"
+            yield where, begun, _object(where, row)
         return
-    second = next(lines, None)
     for number, written in itertools.chain(filter(None, [first, second]), lines):
         where = f"{path}, line {number}"
-        row = _object(where, _parsed(where, written))
-        if second is None and _is_of_columns(row):
-            raise DataError(f"{path}: one object, of columns and not of a row.", _AS_RECORDS)
-        yield where, number, row
+        yield where, number, _object(where, _parsed(where, written))
 
 
-def _is_of_columns(values: dict[str, Any]) -> bool:
-    """Whether the only object of a file is a whole table, as pandas' `to_json()` writes it: columns
-    by name of rows by number, rows by number, or parts of a table; a row may hold messages."""
-    parts = list(values.values())
-    if "data" in values and values.keys() & {"columns", "schema"}:
-        return True
+def _rows_of(path: Path, value: Any) -> Sequence[Any]:
+    """The objects of an array, or of one of the forms in which pandas writes a table."""
+    if isinstance(value, list) and value and all(isinstance(row, list) for row in value):
+        raise DataError(f"{path}: rows without names of columns (orient='values').", _AS_RECORDS)
+    if isinstance(value, list):
+        return value
+    if not isinstance(value, dict) or not value:
+        return [value]
+    parts = list(value.values())
     if all(isinstance(part, dict) for part in parts):
-        return all(map(str.isdecimal, values)) or all(
-            map(str.isdecimal, (key for part in parts for key in part))
-        )
-    return len(parts) > 1 and all(isinstance(part, list) and _is_flat(part) for part in parts)
+        return _rows_of_objects(path, value)
+    if value.keys() == {"schema", "data"}:
+        return [{n: row[n] for n in row if n != "index"} for row in value["data"]]
+    columns, rows = list(value), None
+    if {"columns", "data"} <= value.keys() <= {"columns", "index", "data"}:
+        columns, rows = value["columns"], value["data"]
+    elif len(parts) > 1 and all(isinstance(part, list) and _is_flat(part) for part in parts):
+        rows = itertools.zip_longest(*parts, fillvalue=())
+    try:
+        named = [dict(zip(map(str, columns), row, strict=True)) for row in rows or ()]
+    except (TypeError, ValueError):
+        named = [{"": ()}]
+    if any(() in row.values() for row in named):
+        raise DataError(f"{path}: rows of other lengths than the columns.", _AS_RECORDS)
+    return [value] if rows is None else named
 
 
 def _is_flat(values: list[Any]) -> bool:
-    return bool(values) and not any(isinstance(value, dict | list) for value in values)
+    return not any(isinstance(value, dict | list) for value in values)
+
+
+def _rows_of_objects(path: Path, value: dict[str, dict[str, Any]]) -> Sequence[Any]:
+    """Columns by name of rows by number, or rows by number of columns by name."""
+    inner = list(next(iter(value.values())))
+    by_number = all(map(str.isdecimal, value)), all(map(str.isdecimal, inner))
+    if by_number == (True, False):
+        return list(value.values())
+    if by_number == (False, True) and all(column.keys() == {*inner} for column in value.values()):
+        return [{name: column[row] for name, column in value.items()} for row in inner]
+    raise DataError(
+        f"{path}: objects in an object, and which are rows and which columns is not clear"
+        f" ({', '.join(list(value)[:3])} of {', '.join(inner[:3])}).",
+        _AS_RECORDS,
+    )
 
 
 def json_text(where: str, column: str, value: Any) -> str:

@@ -1,12 +1,15 @@
 """Local copies of remote folders and files: the code that reads and writes sees a path."""
 
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,12 +18,14 @@ from tpukit.io.files import write_file
 from tpukit.io.folders import cache_folder
 from tpukit.io.lock import exclusive
 from tpukit.io.remote import Entry, Remote, address_of
-from tpukit.io.units import format_bytes
+from tpukit.io.units import format_bytes, parse_bytes
 
+LIMIT_VARIABLE = "TPUKIT_MIRROR_LIMIT"
+"""Variable with the most bytes that all copies together take, as `200GB`."""
 PART_OF_FREE = 0.8
-"""Part of the free disk that a copy may take."""
+"""Part of the free disk that copies may take where no limit is given."""
 DOWNLOADS_AT_ONCE = 16
-MANIFEST, LOCK = "manifest.json", "lock"
+MANIFEST, USED, LOCK = "manifest.json", "used", "lock"
 
 
 def mirror_of(address: str) -> Path:
@@ -38,7 +43,7 @@ def local_copy(place: str | Path, say: Callable[[str], None] | None = None) -> P
     """The path of an input on this machine: the path itself, or a copy of what lies at the address,
     brought up to date.
 
-    Raises DataError where nothing lies there, or more than the disk has room for.
+    Raises DataError where nothing lies there, or more than the copies may take.
     """
     address = address_of(place)
     if address is None:
@@ -53,7 +58,7 @@ def local_copy(place: str | Path, say: Callable[[str], None] | None = None) -> P
         for name in known.keys() - found.keys():
             (here / name).unlink(missing_ok=True)
         needed = sum(entry.size for entry in changed.values())
-        _require_room(folder, address, needed)
+        _make_room(folder, address, needed)
         started = time.monotonic()
         try:
             with ThreadPoolExecutor(DOWNLOADS_AT_ONCE) as pool:
@@ -89,6 +94,7 @@ def output_here(place: Path | None) -> Path | None:
     Remote(address).require_package()  # before hours of work
     here = path_here(address)
     here.parent.mkdir(parents=True, exist_ok=True)
+    mark_used(here.parent)
     return here
 
 
@@ -103,17 +109,68 @@ def send_output(place: Path | None) -> None:
     print(f"Sent to {address}.", file=sys.stderr)
 
 
-def _require_room(folder: Path, address: str, needed: int) -> None:
-    """Raises DataError where `needed` bytes would fill the disk."""
-    allowed = int(PART_OF_FREE * shutil.disk_usage(folder).free)
-    if needed > allowed:
+# -- room ----------------------------------------------------------------------------------------
+def mark_used(folder: Path) -> None:
+    """Keeps a copy as long as this process lives: the ones that nobody uses go, oldest first."""
+    if folder not in _used:
+        descriptor = os.open(folder / USED, os.O_WRONLY | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        _used[folder] = descriptor
+    os.utime(folder / USED)
+
+
+_used: dict[Path, int] = {}
+
+
+def _remove_unused(folder: Path) -> bool:
+    """Removes a copy that no process uses: whether it could be."""
+    with suppress(OSError):
+        descriptor = os.open(folder / USED, os.O_WRONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+        finally:
+            os.close(descriptor)
+    return not folder.exists()
+
+
+def _make_room(folder: Path, address: str, needed: int) -> None:
+    """Removes copies that were not used for the longest time, until `needed` bytes have room.
+
+    Raises DataError where they have not.
+    """
+    mark_used(folder)
+    others = [path for path in folder.parent.iterdir() if path != folder and path.is_dir()]
+    others.sort(key=lambda path: _time_of(path / USED))
+    limit = _limit(folder)
+    taken = {path: _bytes_of(path) for path in (folder, *others)}
+    while needed + sum(taken.values()) > limit and others:
+        oldest = others.pop(0)
+        if _remove_unused(oldest):
+            del taken[oldest]
+    if needed + taken[folder] > limit:
         raise DataError(
             f"{address} holds {format_bytes(needed)} more than is here; its copy in"
-            f" {folder.parent} may take {format_bytes(allowed)} of the disk.",
-            "Remove copies there, or name a larger disk with TPUKIT_CACHE_DIR; mount the bucket, or"
-            " read it as a stream.",
+            f" {folder.parent} may take {format_bytes(limit)}.",
+            f"Raise {LIMIT_VARIABLE} (200GB), or name a larger disk with TPUKIT_CACHE_DIR; mount"
+            " the bucket, or read it as a stream.",
             id="mirror-limit",
         )
+
+
+def _limit(folder: Path) -> int:
+    if given := os.environ.get(LIMIT_VARIABLE):
+        return parse_bytes(given)
+    present = sum(_bytes_of(path) for path in folder.parent.iterdir() if path.is_dir())
+    return int(PART_OF_FREE * (shutil.disk_usage(folder).free + present))
+
+
+def _bytes_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _time_of(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0.0
 
 
 def _read_manifest(folder: Path) -> dict[str, Entry]:

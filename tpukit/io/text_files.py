@@ -76,7 +76,7 @@ def _chunks(path: Path) -> Iterator[bytes]:
 def _encoding(path: Path) -> str:
     """The encoding of the whole file. Raises DataError at the first byte that is invalid."""
     head = next(_chunks(path), b"")
-    encoding = next((name for mark, name in MARKS if head.startswith(mark)), "utf-8")
+    encoding = next((name for mark, name in MARKS if head.startswith(mark)), _unmarked(head))
     decoder, lines = codecs.getincrementaldecoder(encoding)(), 1
     for chunk in itertools.chain(_chunks(path), [b""]):
         try:
@@ -97,6 +97,15 @@ def _encoding(path: Path) -> str:
             raise DataError(f"{path}: not a CSV or JSON file: NUL in line {line}.", "Name a table.")
         lines += text.count("\n")
     return encoding
+
+
+def _unmarked(head: bytes) -> str:
+    """UTF-8, or UTF-16 where every other byte of a file without a mark is 0."""
+    pairs = len(head) // 2
+    zeros = head[: 2 * pairs : 2].count(0), head[1 : 2 * pairs : 2].count(0)
+    if max(zeros) * 2 <= pairs or min(zeros) * 10 > pairs:
+        return "utf-8"
+    return "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
 
 
 def _is_western(path: Path) -> bool:

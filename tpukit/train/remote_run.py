@@ -21,7 +21,7 @@ from typing import Any
 from tpukit.errors import CheckpointError, UsageError
 from tpukit.io.files import write_file
 from tpukit.io.lock import exclusive
-from tpukit.io.mirror import mirror_of
+from tpukit.io.mirror import mark_used, mirror_of
 from tpukit.io.process import is_alive
 from tpukit.io.remote import Entry, Remote, RemoteError, require_run_writable
 from tpukit.train.checkpoint import (
@@ -110,6 +110,7 @@ class RemoteRun(RunStore):
     def pull(self, *, best: bool = False) -> None:
         mirror = mirror_of(self.remote.address)
         with exclusive(mirror / "lock", wait=True):
+            mark_used(mirror)
             found = self.remote.find()
             if CONFIG not in found and not _complete(found):
                 for path in self.path.glob("*") if self.path.is_dir() else ():

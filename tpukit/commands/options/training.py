@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from tpukit.commands.options.option_sets import Given, OptionSet, options_of, read_value
 from tpukit.errors import ConfigError
 from tpukit.hardware.detect import EMULATED_KERNELS
-from tpukit.hardware.options import HardwareOptions, Kind
+from tpukit.hardware.options import HARDWARE, HardwareOptions, Kind
 from tpukit.hardware.select import find_kind
 from tpukit.io.remote import address_of
 from tpukit.train.config import (
@@ -41,6 +43,12 @@ RESERVED = frozenset(("name", "source"))
 """What a run's config.toml keeps of the task itself, beside its settings."""
 DECIDING = ("PJRT_DEVICE", "CPU_NUM_DEVICES", "CUDA_VISIBLE_DEVICES", EMULATED_KERNELS)
 """Environment variables that decide the hardware; the command that resumes a run sets them too."""
+PlanOption = Annotated[
+    str | None,
+    typer.Option(rich_help_panel=HARDWARE, help="Ask the TPU compiler (v5e-8, ...) and exit."),
+]
+
+
 STEPS_WORTH_COMPILING = 500
 """Optimizer steps of a run on GPUs that gain more than torch.compile takes: minutes, on the few
 cores of a notebook."""

@@ -1,4 +1,4 @@
-"""Report of `probe-batch`: a table, a chart, the training command; or JSON."""
+"""Report of `probe-batch` and `--plan`: a table, a chart, the training command; or JSON."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tpukit.commands.output import shown_in_cell
 from tpukit.io.units import GIB, format_bytes, format_duration, three_digits
 from tpukit.probe.batch.recommend import Recommendation
 from tpukit.probe.roofline import estimate_step
@@ -65,6 +66,20 @@ def as_fields(found: Recommendation, task: str, command: str | None) -> dict[str
     }
 
 
+def comparison(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The results for several targets as one table."""
+    yield f"{'target':<10} {'largest':>9} {'recommended':>12} {'memory':>18} {'samples/s <=':>13}"
+    for row in rows:
+        if "error" in row:
+            yield f"{row['target']:<10} {row['error']}"
+            continue
+        batch, largest = row["recommended_batch_per_device"], row["largest_batch_per_device"]
+        rate = three_digits(row["samples_per_second"]) if row["samples_per_second"] else "-"
+        used = sum((row["memory"] or {}).values())
+        memory = f"{used / GIB:.2f} of {(row['limit_bytes'] or 0) / GIB:.2f} GiB"
+        yield f"{row['target']:<10} {largest:>9} {batch:>12} {memory:>18} {rate:>13}"
+
+
 def _trial_fields(trial: Trial) -> dict[str, Any]:
     same = ("batch", "accumulate", "fits", "used_bytes", "limit_bytes", "verdict",
             "samples_per_second", "flops")  # fmt: skip
@@ -83,10 +98,11 @@ def as_text(found: Recommendation, task: str, command: str | None) -> Iterator[s
     """The lines for people."""
     yield ""
     yield f"{task} on {_where(found)}"
-    yield from table(found.trials)
-    yield ""
-    yield from chart(found)
-    yield ""
+    if not shown_in_cell():
+        yield from table(found.trials)
+        yield ""
+        yield from chart(found)
+        yield ""
     yield from _summary(found)
     if found.recommended_trial is not None:
         yield from _details(found, found.recommended_trial)

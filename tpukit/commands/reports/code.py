@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tpukit.commands.output import Output
+from tpukit.commands.reports.sarif import write_sarif
 from tpukit.io.units import counted
 from tpukit.knowledge.calls import successor
 from tpukit.probe.lint import Finding, ScanResult, scan_paths
@@ -27,10 +29,13 @@ def scan_code(
     strict: bool,
     verbose: bool,
     moves: str = "",
+    sarif: Path | None = None,
 ) -> int:
     """Scans, shows or applies the requested changes; returns the exit code."""
     fixes = _rewrite(paths, output, write=fix, moves=moves) if show else []
     report = scan_paths(paths, moves=moves)
+    if sarif is not None:
+        write_sarif(sarif, report.findings)
     if not output.as_json:
         for line in report_lines(report, verbose=verbose):
             output.text(line)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpukit.commands.reports.inline import notebook_display, show_pictures
+from tpukit.commands.reports.inline import notebook_display, show_picture, show_table
 from tpukit.errors import ConfigError
 from tpukit.train.report.pictures import pictures_of
 from tpukit.train.run_folder import RunFolder, read_config, read_last_best, run_folder
@@ -22,15 +22,20 @@ def show(
 ) -> None:
     """Shows a run, finished or not: its summary; in a notebook its loss curve and pictures too.
 
-    run: a run folder, or what `fit` or `load` returned. `log` is called with each line.
+    run: a run folder, or what `fit` or `load` returned. `log` is called with each line; a notebook
+    shows a table in their place.
     """
     folder = run_folder(_path(run))
     folder.store.pull(best=True)
-    for line in summarize_run(folder):
-        log(line)
-    if (display := notebook_display()) is not None:
-        pictures = [loss_curve(folder), *(p.read_bytes() for p in pictures_of(folder.path))]
-        show_pictures(display, filter(None, pictures))
+    display = notebook_display()
+    if display is None:
+        for line in summarize_run(folder):
+            log(line)
+        return
+    show_table(display, [["run", folder.shown], *map(list, summary_rows(folder))])
+    for picture in [loss_curve(folder), *(p.read_bytes() for p in pictures_of(folder.path))]:
+        if picture is not None:
+            show_picture(display, picture)
 
 
 def _path(run: str | Path | TrainingResult | TrainedTask) -> Path:
