@@ -113,6 +113,17 @@ def test_ids_may_be_in_other_letters_than_the_files(tmp_path):
         find(tmp_path)
 
 
+def test_numbers_that_name_images_too_are_no_ids(tmp_path):
+    for i in range(8):
+        put(tmp_path / "train" / f"{i}.png")
+    rows = "".join(f"{i % 2},{i}.png,{'ab'[i % 2]}\n" for i in range(8))
+    (tmp_path / "train.csv").write_text(f"species,file,label\n{rows}")
+    with pytest.raises(DataError, match=r"by species several rows have one image, by file each"):
+        find(tmp_path)
+    assert len(find(tmp_path, id_column="file", valid_fraction=0.0)[0]) == 8
+    assert len({*find(tmp_path, id_column="species", valid_fraction=0.0)[0].files}) == 2
+
+
 def test_what_a_notebook_leaves_beside_images_is_none(tmp_path):
     put(tmp_path / "cat" / "a.jpg")
     put(tmp_path / "dog" / "b.jpg")
@@ -185,6 +196,35 @@ def test_what_spreadsheets_and_pandas_add_to_a_table(tmp_path):
     (tmp_path / "train.csv").write_text("id,breed\n0,cat\n1,cat\n")
     with pytest.raises(DataError, match="every breed is 'cat'"):
         find(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "settings"),
+    [
+        ("file,patient,target", {}),
+        ("file,target,patient", {}),
+        ("file,patient,kind", {"columns": "kind"}),
+        ("kind,file,patient", {"id_column": "file"}),
+        ("file,kind,patient", {}),
+        ("file,diagnosis,target", {}),
+        ("target,file,patient", {}),
+        ("file,fold,kind", {}),
+        ("file,fold,patient,kind", {"group_column": "patient"}),
+    ],
+)
+def test_the_classes_are_in_the_column_that_looks_like_them_or_the_first_beside_the_ids(
+    tmp_path, header, settings
+):
+    place = {"file": "abcd", "patient": "1234", "target": "xxyy", "kind": "xxyy", "fold": "0101",
+             "diagnosis": "pqrs"}  # fmt: skip
+    for name in place["file"]:
+        put(tmp_path / "train" / f"{name}.png")
+    rows = zip(*(place[name] for name in header.split(",")), strict=True)
+    (tmp_path / "train.csv").write_text("\n".join([header, *map(",".join, rows)]))
+    train = find(tmp_path, valid_fraction=0.0, **settings)[0]
+    assert train.classes == ("x", "y")
+    found = [*remarks(ImagesConfig(data_path=str(tmp_path), **settings), train)]
+    assert any("2 classes by the column" in s for s in found)
 
 
 def test_a_class_keeps_images_to_learn_from(tmp_path):
@@ -350,6 +390,21 @@ def test_columns_of_0_and_1_are_classes(tmp_path):
         assert find(tmp_path)[0].target.kind == "labels"
         with pytest.raises(DataError, match=rf"line 3\): {count} of the columns rust, scab"):
             find(tmp_path, target="class", columns="rust,scab")
+
+
+def test_numbers_to_predict_are_no_classes(tmp_path):
+    for i in range(24):
+        put(tmp_path / "train" / f"{i}.png")
+    for values, number in ((10, None), (13, ("number", 0))):
+        rows = "".join(f"{i},{i % values}.5\n" for i in range(24))
+        (tmp_path / "train.csv").write_text(f"id,score\n{rows}")
+        found = find(tmp_path)[0]
+        assert (found.target.kind, len(found.classes)) == (
+            ("number", 0) if number else ("class", 10)
+        )
+        if number:
+            with pytest.raises(DataError, match=r"13 values of score for 24 rows are no classes"):
+                find(tmp_path, target="class")
 
 
 def test_a_table_for_validation(tmp_path):

@@ -14,6 +14,7 @@ import hashlib
 import os
 import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,8 @@ def find_training_images(
     if table is not None:
         folder = named_folder(config) or _existing(root, IMAGE_FOLDERS) or table.path.parent
         rows = labelled(table, config, known, config.features)
+        if config.id_column is None:
+            _require_own_images(rows, folder)
         features = features_of(rows, config, config.features)
         train = labelled_images(rows, folder, features)
         tables = (table_file(table.path.parent, name) for name in VALIDATION_FOLDERS)
@@ -145,6 +148,26 @@ def find_training_images(
         train.labels, fold=config.fold, folds=config.folds, fraction=config.valid_fraction
     )
     return train.split(chosen)
+
+
+def _require_own_images(rows: LabelledTable, folder: Path) -> None:
+    """Raises DataError where rows share images by their ids, and another column names an image for
+    each: numbers such as a width or a class may name images too."""
+    table, apart = rows.table, ("", rows.id_column, *rows.target.of_table)
+    if len({*rows.ids}) == len(rows.ids):
+        return
+    for name in (name for name in map(plain_name, table.columns) if name not in apart):
+        if len({*table.column(name)}) < len(table.rows):
+            continue
+        with suppress(DataError):
+            files_of(table, name, folder)
+            break
+    else:
+        return
+    raise DataError(
+        f"{table.path}: by {rows.id_column} several rows have one image, by {name} each its own.",
+        f"Name the column of the images: --set id_column={name}, or {rows.id_column}.",
+    )
 
 
 def labelled_images(
