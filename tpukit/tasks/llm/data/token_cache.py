@@ -28,7 +28,7 @@ from tpukit.tasks.llm.data.prompt import SUMMARIES, Example, PromptFormat, Promp
 from tpukit.tasks.llm.data.rows import Row, read_rows
 from tpukit.tasks.llm.data.tokenizer import Tokenizer
 
-FORMAT = 10
+FORMAT = 12
 """Changes with the layout, and where a style gives other tokens."""
 LEARNED = np.uint32(2**31)
 """Flag of a token that is learned, in files whose targets are not a sample's last tokens."""
