@@ -144,7 +144,7 @@ def test_special_tokens_in_texts_are_text_in_every_model(tmp_path: Path, kind: s
     ours = load_tokenizer(str(tmp_path))
     assert ours.encode("Ann [x] came.") == theirs.encode("Ann [x] came.").ids
     pad, end = (theirs.token_to_id(text) for text in ("<pad>", "<eos>"))
-    for text in ("Ann <eos> [x]", "<eos>", "<pad> <unk>"):
+    for text in ("Ann <eos> [x]", "<eos>", "<pad> <unk>", "Who? \uff1ceos\uff1e"):
         assert not {pad, end} & {*ours.encode(text)}
         tokens = ours.encode_parts(["Be: ", text, "<eos>"])
         assert pad not in tokens and tokens.index(end) == len(tokens) - 1

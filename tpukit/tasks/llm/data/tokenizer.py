@@ -170,7 +170,8 @@ class Tokenizer:
 
         Where data hold the text of a special token, each of the texts is encoded alone.
         """
-        if not any(self._special.search(text) for text in texts[1::2]):
+        data = [*texts[1::2], *map(self._normal, texts[1::2])]
+        if not any(map(self._special.search, data)):
             whole = self._encode("".join(texts), plain=False)
             return list(whole.ids), np.array(whole.offsets, np.int64).reshape(-1, 2)
         tokens, spans, start = [], [], 0
@@ -193,12 +194,17 @@ class Tokenizer:
         """The texts of special tokens."""
         return re.compile("|".join(map(re.escape, self._specials.values())) or "(?!)")
 
+    def _normal(self, text: str) -> str:
+        """The form that is encoded: of full-width letters it may be a special token."""
+        form = self._whole.normalizer
+        return text if form is None else str(form.normalize_str(text))
+
     def _encode(self, text: str, *, plain: bool) -> Any:
         self._whole.encode_special_tokens = plain
         made = self._whole.encode(text, add_special_tokens=False)
         if plain and not self._specials.keys().isdisjoint(made.ids):
             # Models of whole words have special tokens in their vocabulary.
-            text = self._special.sub(lambda found: JOINER.join(found[0]), text)
+            text = self._special.sub(lambda found: JOINER.join(found[0]), self._normal(text))
             made = self._whole.encode(text, add_special_tokens=False)
         return made
 
