@@ -16,6 +16,8 @@ from tpukit.probe.lint.syntax import called_name, of_kind, source_text
 
 _LARGE = ("torch", "numpy", "transformers")
 """Large packages: a guard about one of their names does not cover the others."""
+_PACKAGES = ("torch_xla", "torch", "timm", "accelerate", "transformers", "numpy", "lightning")
+_VERSION_WORD = re.compile(r"version|greater|less_|(?<=\d)_\d|_?(?:ge|lt|gt|le)_?\d", re.IGNORECASE)
 _MISSING = ("ImportError", "ModuleNotFoundError", "AttributeError")
 _TESTS = (ast.If, ast.IfExp, ast.BoolOp)
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
@@ -80,12 +82,14 @@ class _Reader:
         return self.names.resolve(node, self.scope)
 
     def of_test(self, test: ast.expr, depth: int = 3) -> Iterator[Guard]:
-        """`hasattr(xm, "x")`, `version.parse(torch.__version__) < ...`."""
+        """`hasattr(xm, "x")`, `version.parse(torch.__version__) < ...`, `is_torch_version(...)`."""
         for node in ast.walk(test):
             if isinstance(node, ast.Call):
                 yield from self._of_call(node)
             elif isinstance(node, ast.Attribute) and node.attr == "__version__":
                 yield from (Guard(_root(name)) for name in self._meanings(node.value))
+            elif isinstance(node, ast.Attribute):
+                yield from _of_word(node.attr)
             elif isinstance(node, ast.Name):
                 yield from self._of_name(node, depth)
             elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
@@ -106,6 +110,8 @@ class _Reader:
         return []
 
     def _of_name(self, node: ast.Name, depth: int) -> list[Guard]:
+        if found := _of_word(node.id):
+            return found
         if node.id in self.names.followed:
             meanings = self._meanings(node)
             return [Guard(_root(m)) for m in meanings if m.endswith(".__version__")]
@@ -184,6 +190,12 @@ def _is_test(value: ast.expr | None) -> TypeGuard[ast.expr]:
     return isinstance(value, ast.Call) and bool(
         re.search(r"hasattr|version", source_text(value)[:200], re.IGNORECASE)
     )
+
+
+def _of_word(word: str) -> list[Guard]:
+    """`is_torch_version`, `TORCH_2_0`, `_torch_greater_equal_1_13`: package and release."""
+    packages = [p for p in _PACKAGES if p in word.lower()] if _VERSION_WORD.search(word) else []
+    return [Guard(package) for package in packages[:1]]
 
 
 def _root(name: str) -> str:

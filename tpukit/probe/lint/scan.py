@@ -20,6 +20,11 @@ from tpukit.probe.lint.rules import RULES, find_by_rules
 from tpukit.probe.lint.source import Module, decode_source, read_bytes, source_modules
 from tpukit.probe.lint.syntax import forget
 
+_MOVES = re.compile(
+    rb"[\"']xla\b|\bPJRT_DEVICE|\b(?:PT_)?XLA_[A-Z]|\.(?:backward|eval)\("
+    rb"|\b(?:triton|flash_attn|bitsandbytes|apex)\b"
+)
+"""What else code shows that moves to another device."""
 _IGNORE = re.compile(r"tpukit: ignore(?:\[([^]]*)\])?")
 _SKIPPED_FOLDERS = {
     ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints",
@@ -114,7 +119,8 @@ def scan_file(path: str, whole: bool = False, moves: str = "") -> tuple[list[Fin
 
 def may_concern(path: str, data: bytes, *, moves: str = "") -> bool:
     """Whether a file of a folder is worth parsing: it names what a row or a rule is about."""
-    return bool(moves or path.endswith(".ipynb") or _named().search(data))
+    source = data.replace(b"\\n", b"\n") if path.endswith(".ipynb") else data
+    return bool(_named().search(source) or (moves and _MOVES.search(source)))
 
 
 @cache
