@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 CallStatus = Literal["removed", "deprecated", "habit"]
-CallKind = Literal["name", "call", "module", "environment", "shell", "form"]
+CallKind = Literal["name", "call", "module", "attribute", "environment", "shell", "form"]
 _EFFECTS = {"removed": "raises", "deprecated": "warns"}
 _TABLE = Path(__file__).parent / "tables" / "calls.toml"
 LEFT = "torch_xla"
@@ -59,6 +59,7 @@ class OldCall:
     """What happens; by default a removed call raises and a deprecated one warns."""
     keywords: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    positional: int = 0
     position: int | None = None
     """Index of the first of `keywords` when it is passed by position."""
     unless: Mapping[str, list[str]] = field(default_factory=dict)
@@ -70,6 +71,8 @@ class OldCall:
     """What a rewrite leaves to do."""
     instead: Mapping[str, str] = field(default_factory=dict)
     """What replaces one of several names (by its last part) or keywords, where `new` does not."""
+    signs: tuple[str, ...] = ()
+    """Regular expressions for the forms in which a file shows the last name of `names`."""
     fix: Fix | None = None
 
 
@@ -83,6 +86,8 @@ class CallTable:
     shell: tuple[tuple[re.Pattern[str], OldCall], ...]
     by_form: Mapping[str, OldCall]
     """Row's id -> row, for forms that no name shows."""
+    forms: tuple[re.Pattern[str], ...]
+    """One of which the text of a module with such a form shows."""
     moves: frozenset[str]
     """Ids of the rows about another device."""
     lasts: frozenset[str]
@@ -175,7 +180,8 @@ def _indexed(rows: Sequence[OldCall], moves: frozenset[str] = frozenset()) -> Ca
                 by_name[name] = (*by_name.get(name, ()), row)
     lasts = frozenset(name.rpartition(".")[2] for name in (*by_name, *modules))
     by_form = {row.id: row for row in rows if row.kind == "form"}
-    return CallTable(by_name, modules, environment, shell, by_form, moves, lasts)
+    forms = tuple(re.compile(sign) for row in by_form.values() for sign in row.signs)
+    return CallTable(by_name, modules, environment, shell, by_form, forms, moves, lasts)
 
 
 def _row(id: str, row: Mapping[str, Any]) -> OldCall:
@@ -194,6 +200,8 @@ def _kind(fields: Mapping[str, Any]) -> CallKind:
     """What a row is about where it does not say so, by what it asks for."""
     if "pattern" in fields:
         return "shell"
-    if not fields.keys().isdisjoint(("keywords", "lacks")):
+    if "signs" in fields:
+        return "form"
+    if not fields.keys().isdisjoint(("keywords", "lacks", "positional")):
         return "call"
     return "environment" if fields["names"][0].isupper() else "name"

@@ -78,8 +78,7 @@ _FIELDS = {
 @cache
 def known_errors() -> tuple[KnownError, ...]:
     """The entries that come with the package."""
-    tables = sorted(_TABLES.glob("*.toml"), key=lambda path: (path.stem == "python", path))
-    return tuple(entry for path in tables for entry in _read_file(path))
+    return tuple(read_known_errors([]))
 
 
 def unknown_errors() -> list[KnownError]:
@@ -104,8 +103,11 @@ def read_known_errors(own_files: Sequence[Path]) -> list[KnownError]:
 
     Raises DataError naming file, entry and field.
     """
-    entries = {entry.id: entry for entry in known_errors()}
-    entries |= {entry.id: entry for path in own_files for entry in _read_file(path)}
+    entries: dict[str, KnownError] = {}
+    tables = sorted(_TABLES.glob("*.toml"), key=lambda path: (path.stem == "python", path))
+    for path in [*tables, *own_files]:
+        for entry in _read_file(path):
+            entries[entry.id] = entry
     return list(entries.values())
 
 

@@ -14,6 +14,11 @@ from tpukit.knowledge.calls import old_calls
 _TABLES = Path(__file__).parent / "tables"
 _BASES = r"PreTrained\w*|\w*Base|\w*Mixin"
 """Classes whose attributes many others have."""
+_KIND = re.compile(
+    r"(Trainer|Cache|Backend|Method|Worker|Manager|Connector|Runner|Scheduler|Executor|Engine|Loader|Impl"
+    r"|Builder|Metadata|Kernel|Strategy|Callback|Handler|Platform|Adapter)$"
+)
+"""The last word of a class's name, which its base class often shares."""
 
 
 @cache
@@ -124,8 +129,11 @@ def _forms(place: str, name: str) -> Iterator[tuple[str, str]]:
     parts = f"{place}.{name}".split(".")
     if not _history(parts[0]):
         yield r"\S*", re.escape(f"{place}.{name}")
-        is_config = place.endswith("Config")
-        bases = "Pre[Tt]rainedConfig|TrainingArguments" if is_config else _BASES
+        # A plug-in's class derives from one of that kind: AiterBackend from AttentionBackend.
+        kind = _KIND.search(place)
+        bases = rf"{_BASES}|\w*{kind[1]}(?:Base)?" if kind and "_" in name else _BASES
+        if place.endswith("Config"):
+            bases = "Pre[Tt]rainedConfig|TrainingArguments"
         if place[:1].isupper():
             yield r"\S*", rf"(?:{bases})\.{re.escape(name)}"
         return

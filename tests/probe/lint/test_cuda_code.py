@@ -86,6 +86,12 @@ def test_the_rest_is_reported():
     assert [(id, code) for id, code in cases if id not in found(f"import torch\n{code}")] == []
 
 
+def test_code_without_cuda_is_left_alone(tmp_path):
+    source = "import torch\n\n\ndef f(x):\n    return torch.relu(x)\n"
+    assert moved(tmp_path, source) == source
+    assert found(source) == set()
+
+
 def test_what_ends_the_step_itself_needs_no_sync():
     for package in ("torch_xla.core.xla_model", "accelerate", "lightning.pytorch"):
         source = f"import torch\nimport {package} as p\noptimizer.step()\n"

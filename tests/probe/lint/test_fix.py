@@ -67,6 +67,16 @@ def test_patch_takes_a_diff(tmp_path, ends):
     assert (tmp_path / "a").read_text() == after
 
 
+def test_a_long_file_changes_in_the_rewritten_lines_only(tmp_path):
+    body = "def f{0}(x):\n    y = x\n    if y:\n        return xm.xla_device()\n    return xm\n\n"
+    text = "import torch_xla.core.xla_model as xm\n" + "".join(body.format(i) for i in range(60))
+    path = tmp_path / "a.py"
+    path.write_text(text)
+    lines = plan_fix(path).diff.splitlines()[2:]
+    assert sum(line.startswith("-") for line in lines) <= 62
+    assert sum(line.startswith("+") for line in lines) <= 63
+
+
 def test_an_import_that_a_package_exports_stays(tmp_path):
     path = tmp_path / "__init__.py"
     path.write_text(XM + "d = xm.xla_device()\n")
@@ -135,7 +145,7 @@ def test_file_that_cannot_be_written_stays(tmp_path):
 
 
 # -- notebooks -------------------------------------------------------------------------------------
-def notebook(*cells: str) -> str:
+def notebook(*cells: str, indent: int = 1) -> str:
     return json.dumps(
         {
             "cells": [
@@ -150,7 +160,7 @@ def notebook(*cells: str) -> str:
             "nbformat": 4,
             "nbformat_minor": 5,
         },
-        indent=1,
+        indent=indent,
         ensure_ascii=False,
     ) + "\n"  # fmt: skip
 
@@ -208,6 +218,25 @@ def test_a_shell_line_that_goes_on_hides_no_cell(tmp_path):
     apply_fix(plan_fix(path))
     cell = json.loads(path.read_text())["cells"][2]
     assert "".join(cell["source"]).startswith("!pip install a \\\n   b \\\n   c\n")
+
+
+def test_a_file_that_an_exported_notebook_writes(tmp_path):
+    path = tmp_path / "a.py"
+    inner = XM + "xm.mark_step()\n"
+    text = f"x = 1\nget_ipython().run_cell_magic('writefile', 't.py', {inner!r})\n"
+    path.write_text(text + f"get_ipython().run_cell_magic('bash', '', {inner!r})\n")
+    (finding,) = scan_paths([str(path)]).findings
+    assert (finding.id, finding.line, finding.fixable) == ("xm-mark-step", 2, False)
+
+
+@pytest.mark.parametrize("indent", [1, 2, 4, None])
+def test_notebook_keeps_its_layout(tmp_path, indent):
+    path = tmp_path / "a.ipynb"
+    text = notebook(XM + "xm.mark_step()", "x = 'ü'", indent=indent)
+    path.write_text(text)
+    apply_fix(plan_fix(path))
+    changed = set(path.read_text().splitlines()) ^ set(text.splitlines())
+    assert len(changed) <= (6 if indent else 2)
 
 
 def test_a_notebook_in_an_odd_layout_changes_in_its_lines_only(tmp_path):

@@ -46,6 +46,12 @@ if __name__ == "__main__":
     assert ids(code) == []
 
 
+def test_columns_count_characters():
+    code = LOOP + "    é = 'ü'; total += loss.item()\n"
+    (finding,) = findings(code)
+    assert finding.column == code.splitlines()[-1].index("loss.item") + 1
+
+
 def test_one_read_is_one_finding():
     assert ids(LOOP + "    print(f'{step}', loss.detach().cpu().item())\n") == ["read-in-step"]
     assert ids(LOOP + "    value = loss.item()\n    print('loss', value)\n") == ["read-in-step"]

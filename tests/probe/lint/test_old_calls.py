@@ -2,21 +2,81 @@
 
 import importlib
 import inspect
+import json
 
 import pytest
 from cases import read_cases
-from runs import last_json, python
+from runs import last_json, printed, python
 from scanned import findings, ids
 
 from tpukit.knowledge.calls import old_calls
+from tpukit.probe.lint.prefilter import may_concern
 
 CASES = read_cases(__file__)
 XM = CASES["texts"]["XM"]
 
 
+USES = {
+    "whole": "import {top}\n{parent}.{last}({given})",
+    "in brackets": "import {top}\n({parent}\n  # why\n  ).{last}({given})",
+    "package renamed": "import {parent} as q\nq.{last}({given})",
+    "from": "from {parent} import (zeros,\n    {last} as q)\nq({given})",
+    "star": "from {parent} import *\n{last}({given})",
+    "assigned last": "import {top}\na = q = {parent}\nq.{last}({given})",
+    "annotated": "import {top}\nq: object = {parent}\nq.{last}({given})",
+    "named in an expression": "import {top}\nprint(q := {parent})\nq.{last}({given})",
+    "attribute": "import {top}\nclass A:\n    def __init__(self):\n        self.q = {parent}\n"
+    "    def f(self):\n        self.q.{last}({given})",
+    "getattr": "import {top}\ngetattr({parent}, '{last}')({given})",
+    "function assigned": "import {top}\nq = {parent}.{last}\nq({given})",
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_no_use_of_any_old_name_is_ruled_out_by_its_words(use):
+    found = 0
+    for row in old_calls():
+        for name in row.names:
+            parent, _, last = name.rpartition(".")
+            if row.kind == "shell" or not parent or "(" in name:
+                continue
+            given = ", ".join(f"{keyword}=1" for keyword in row.keywords[:1])
+            code = use.format(top=name.split(".")[0], parent=parent, last=last, given=given)
+            found += bool(ids(code))
+    assert found > 90
+
+
+def test_only_calls_that_a_row_is_about_are_worth_parsing():
+    load, loss = "import torch\nx = torch.load({})", "from torch.nn import MSELoss\nf = MSELoss({})"
+    for call, right, wrong in (
+        (load, "f(a),\n  weights_only=True", "f(')', a)"),
+        (load, "f, # )\n weights_only=w", "f)\ny = g(weights_only=w"),
+        (loss, "'mean'", "a,  # b)\n    reduce=False"),
+        (loss, "f(a(b()))", "**more)\nmore = dict(reduce=False"),
+        ("import torch\nx = torch.fft{}(a)", ".fft", ""),
+    ):
+        assert not may_concern(call.format(right).encode())
+        assert ids(call.format(wrong))
+
+
+def test_calls_that_never_close_are_read_once():
+    assert may_concern(b"import torch\nx = torch.load(" + b"f(a, #b)\n'c', " * 20000)
+
+
 def test_a_tokenizer_needs_no_torch():
     assert ids("from transformers import AutoTokenizer\nwith t.as_target_tokenizer(): ...")
     assert ids("from transformers import AutoProcessor\nwith p.as_target_processor(): ...")
+
+
+def test_comments_behind_an_import_that_stays_open_are_read_once():
+    code = "import torch\n# eig\nimport (\n" + "# a comment of some words\n" * 40
+    look = f"from tpukit.probe.lint.prefilter import may_concern\nmay_concern({code.encode()!r})"
+    # Reading each comment in every way it can be split would take years.
+    printed(python("-c", look, timeout=120))
+
+
+def test_a_short_name_inside_words_is_not_worth_parsing():
+    assert not may_concern(b"import torch\nimport timm\nlayer = x.weight.eig_values(layer)")
 
 
 def test_every_row_is_found_where_it_is_used_and_not_where_it_only_looks_so():
@@ -37,7 +97,10 @@ def test_every_spelling_is_found():
 
 
 def test_a_short_name_is_found_in_every_spelling():
-    assert [code for code in CASES["short-names"]["codes"] if not ids(code)] == []
+    for code in CASES["short-names"]["codes"]:
+        assert ids(code)
+        cell = {"cell_type": "code", "source": code}
+        assert may_concern(json.dumps({"cells": [cell]}).encode())
 
 
 def test_place_and_words():
@@ -121,6 +184,10 @@ def test_a_variable_that_is_only_set_raises_nothing():
     tested = head + "if 'COLAB_TPU_ADDR' in os.environ:\n    os.environ['COLAB_TPU_ADDR']\n"
     assert ids(tested) == []
     assert ids(tested.replace("'COLAB_TPU_ADDR' in os.environ", "'KAGGLE_URL' in os.environ")) != []
+
+
+def test_every_row_says_what_happens():
+    assert all(row.effect for row in old_calls())
 
 
 @pytest.mark.parametrize(

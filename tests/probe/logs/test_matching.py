@@ -4,6 +4,7 @@
 import functools
 import json
 import random
+import re
 import time
 from pathlib import Path
 
@@ -120,6 +121,18 @@ def test_no_log_brings_a_cause_that_is_not_in_it():
     assert {id: other for id, other in others.items() if other} == {}
 
 
+ONE_LINE = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception): (?P<message>.{12,})")
+TOLD = {id: line["message"] for id, log in LOGS.items() if (line := ONE_LINE.fullmatch(log))}
+
+
+@pytest.mark.parametrize("before", ["Step failed: ", "[Frob] ERROR: could not run the node: "])
+def test_an_exception_that_a_program_tells_of_is_rarely_taken_for_another(before):
+    first = {id: found(before + TOLD[id])[:1] for id in sorted(TOLD)}
+    right = sum(ids == [id] for id, ids in first.items())
+    other = {id: ids for id, ids in first.items() if ids not in ([], [id])}
+    assert right >= 0.8 * len(first) and len(other) <= 0.05 * len(first), other
+
+
 ALSO = {
     "tpu-oom-loading-program": {"tpu-oom-reserve", "process-aborted"},
     "jax-coordinator-unreachable": {"xla-connection-lost"},
@@ -132,11 +145,26 @@ ALSO = {
 }
 
 
-def test_numbers_do_not_matter():
-    draw = random.Random(0)
+@pytest.mark.parametrize("disguise", range(8))
+def test_numbers_do_not_matter(disguise):
+    draw = random.Random(disguise)
     text = LOGS["tpu-oom-compile"] + "\n" + LOGS["cuda-oom"]
     changed = "".join(draw.choice("123456789") if c.isdigit() else c for c in text)
     assert {"tpu-oom-compile", "cuda-oom"} <= set(found(changed))
+
+
+def test_first_cause_before_what_followed():
+    log = "\n".join([
+        "W1120 10:00:00.000 1 run.py:1] Setting OMP_NUM_THREADS environment variable for each "
+        "process to be 1 in default",
+        LOGS["child-failed"].split("\n")[0],
+        "[rank0]: " + LOGS["rank-connection-lost"].split("\n")[-1],
+        "[rank1]: " + LOGS["cuda-oom"].split("\n")[-1],
+    ])  # fmt: skip
+    ids = found(log)
+    assert ids[0] == "cuda-oom"
+    assert ids[-1] == "omp-num-threads-notice"
+    assert {"child-failed", "rank-connection-lost"} <= set(ids)
 
 
 def test_line_and_count():
@@ -267,12 +295,10 @@ def test_traceback_alone_says_nothing():
     assert found(TB) == []
 
 
-@pytest.mark.parametrize(
-    "word", ["a.", *(pytest.param(w, marks=pytest.mark.slow) for w in ("a", "a-b"))]
-)
+@pytest.mark.parametrize("word", ["a", "a.", "a-b"])
 def test_expressions_take_a_long_word_in_one_pass(word):
-    """A group without a bound before a fixed text takes 10,000 times as long as one pass."""
-    text, over = word * (10_000 // len(word)), []
+    """A group without a bound before a fixed text takes 20,000 times as long as one pass."""
+    text, over = word * (20_000 // len(word)), []
     for entry in known_errors():
         for expression in (*entry.message, *entry.regex, *entry.last_resort):
             begin = time.process_time()
@@ -281,8 +307,12 @@ def test_expressions_take_a_long_word_in_one_pass(word):
     assert over == []
 
 
-@pytest.mark.parametrize("name", ["uint8", "int64", "bool"])
-@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Conv2d(1, 1, 1), nn.LSTM(4, 4)], ids=repr)
+@pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int16", "int32", "int64", "bool"])
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Linear(4, 4), nn.Conv2d(1, 1, 1), nn.LSTM(4, 4)],
+    ids=lambda layer: type(layer).__name__,
+)
 def test_whole_numbers_as_features_are_to_be_floats(layer, name):
     """As torch itself refuses them: half precision has nothing to do with it."""
     with pytest.raises((RuntimeError, ValueError)) as raised:

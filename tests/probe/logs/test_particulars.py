@@ -1,7 +1,11 @@
 """What an answer takes over from the traceback: values, callers, lines, releases."""
 
+import importlib.util
+from importlib.metadata import version
+
 import pytest
 from explained_logs import explained
+from runs import python
 
 from tpukit.probe.logs.explanations import fill
 
@@ -20,7 +24,23 @@ def answer(*parts: str) -> str:
     return f"{first.cause} {first.fix}"
 
 
-def test_all_values_that_can_be_none_are_named():
+def marked(path: str, code: str, value: str, index: str) -> str:
+    indent = " " * (4 + code.index(value + index))
+    return frame(path, code) + f"{indent}{'~' * len(value)}{'^' * len(index)}\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "value", "index"),
+    [("a = ids[row] + mask[row]", "mask", "[row]"), ("a = ids[row] + mask[row]", "ids", "[row]"),
+     ("x = self.of(i)[0] + y[1]", "self.of(i)", "[0]")],
+)  # fmt: skip
+def test_the_value_that_python_marks_is_the_one_that_is_none(code, value, index):
+    log = marked("frob/core.py", code, value, index)
+    said = answer(log, "TypeError: 'NoneType' object is not subscriptable\n")
+    assert f"`{value}` is None in `frob` (core.py:7)" in said
+
+
+def test_without_marks_all_values_that_it_can_be_are_named():
     said = answer(
         frame("frob/core.py", "a = ids[row] + mask[row]"),
         "TypeError: 'NoneType' object is not subscriptable\n",
@@ -88,6 +108,18 @@ def test_a_release_that_the_log_names_and_what_broke():
     first = explained(log + "AttributeError: 'FrobModel' object has no attribute 'speed'\n")[0]
     assert "The log names transformers 5.1.0." in first.cause
     assert "'transformers<5'" in first.fix and "Change a.py:7" in first.fix
+
+
+def test_the_installed_release_is_named_only_for_a_log_of_this_machine():
+    failed = python("-c", "from transformers import frobnicate").stderr
+    here = f"Installed here: transformers {version('transformers')}."
+    assert here in explained(failed)[0].cause
+    file = importlib.util.find_spec("transformers").origin
+    others = [failed.replace(file, "/nowhere/transformers/__init__.py"),
+              failed.replace(f" ({file})", ""), f"torch==0.4.1\n{failed}"]  # fmt: skip
+    for log in others:
+        first = explained(log)[0]
+        assert first.id == "name-not-in-module" and "Installed here" not in first.cause
 
 
 def test_a_fault_without_code_of_the_users_is_told_as_the_librarys():

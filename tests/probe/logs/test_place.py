@@ -87,18 +87,26 @@ def answered(tmp_path, library):
     return answer
 
 
-def test_the_condition_is_followed_one_assignment_back(answered):
+def test_the_condition_is_followed_one_assignment_back_and_turned_round(answered):
     for recorded in (True, False):  # the message has the value, too
         first = answered("from frob import Frob\nWIDTH = 7\nFrob(WIDTH)\n", recorded=recorded)
         assert first.id == "raise-site" and first.confidence == "probable"
         assert "core.py:12) raises it where `not width % groups == 0`" in first.cause
-        assert "`width` is 7" in first.cause
-        assert first.fix == "Change `width=WIDTH` (train.py:3) so that the condition does not hold."
+        assert "`width` is 7" in first.cause and "`width=WIDTH` (train.py:3)" in first.cause
+        assert "Make `width` a multiple of `groups`" in first.fix
+    assert "(6 or 9; 1, 7 divide 7)" in answered("from frob import Frob\nFrob(7)\n").fix
+
+
+def test_both_conditions_are_ways_out(answered):
+    code = "from frob import Frob\nfrom frob.core import FrobConfig\nFrob(6, args=FrobConfig())\n"
+    first = answered(code)
+    assert "Leave out `args` or make `args.hidden` one of ('a', 'b')." in first.fix
 
 
 def test_a_helper_that_raises_is_asked_for_its_callers_condition(answered):
     first = answered("from frob import stack\nstack([1])\n")
     assert "core.py:27) raises it where `not (len(rows) > 2)`" in first.cause
+    assert "Make `len(rows) > 2`." in first.fix
 
 
 def test_another_machines_log_and_another_release_of_the_file_are_left_alone(answered, library):

@@ -84,7 +84,7 @@ def _explanation(explanation: Explanation, heading: str) -> list[str]:
     lines = [
         f"{heading} ({where}): {_cut(explanation.text)}",
         f"  why: {why}",
-        f"  do:  {_fitted(_DO, explanation.fix)}",
+        f"  do:  {_fitted(_DO, explanation.advice, explanation.advice_of_place)}",
     ]
     if explanation.entry.source:
         lines.append(f"  see: {explanation.entry.source}")

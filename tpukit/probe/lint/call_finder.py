@@ -5,13 +5,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import chain
 from typing import Any
 
-from tpukit.knowledge.calls import CallTable, Fix, OldCall, rule_data
+from tpukit.knowledge.calls import CallTable, Fix, OldCall
 from tpukit.probe.lint.cuda_forms import find_cuda_forms
 from tpukit.probe.lint.finding import Finding
 from tpukit.probe.lint.guards import has_alternative, is_guarded
 from tpukit.probe.lint.names import Names
+from tpukit.probe.lint.old_forms import find_old_forms
 from tpukit.probe.lint.rewriting.fixability import left_alone, other_meaning, taken_away
 from tpukit.probe.lint.shell_lines import (
     SHELL_CALLS,
@@ -24,7 +26,7 @@ from tpukit.probe.lint.shell_lines import (
     variables_set,
 )
 from tpukit.probe.lint.source import Module
-from tpukit.probe.lint.syntax import NAMED, nodes_below, of_kind, source_text
+from tpukit.probe.lint.syntax import NAMED, nodes_below, source_text
 
 _Place = ast.expr | ast.alias | ast.stmt
 _MAY_BE_TEXT = re.compile(r"^['\"]|(?i:kind)")
@@ -38,7 +40,7 @@ def find_calls(module: Module, names: Names, table: CallTable) -> list[Finding]:
         if visit := finder.visits.get(type(node)):
             visit(node)
     finder.unused_imports()
-    finder.cuda_forms()
+    finder.old_forms()
     finder.shell_lines()
     return finder.places
 
@@ -85,7 +87,7 @@ class _Finder:
     def _use(self, node: ast.Name | ast.Attribute) -> list[str]:
         meanings = self._meanings(node, node)
         for row, name in self._rows(meanings):
-            if row.kind == "name":
+            if row.kind in ("name", "attribute"):
                 self._found(node, row, name)
         return meanings
 
@@ -104,10 +106,8 @@ class _Finder:
 
     def _call(self, node: ast.Call) -> None:
         self._getattr(node)
-        if isinstance(node.func, ast.Attribute):
-            self._tokenizers_method(node.func)
-            if node.func.attr not in self._methods:
-                return
+        if isinstance(node.func, ast.Attribute) and node.func.attr not in self._methods:
+            return
         meanings = self._meanings(node.func, node)
         for row, name in self._rows(meanings):
             if row.kind == "call" and _applies(row, node, self.names):
@@ -118,18 +118,6 @@ class _Finder:
                 self._found(key, row, name, within=node)
         if isinstance(node.func, ast.Attribute) and node.func.attr in SHELL_CALLS:
             self._shell_call(node)
-
-    def _tokenizers_method(self, method: ast.Attribute) -> None:
-        """`tokenizer.encode_plus(...)`, unless its own class defines the method."""
-        row = self.table.by_form.get(rule_data("methods").get(method.attr, ""))
-        if row is None:
-            return
-        is_own = source_text(method.value) in ("self", "super()")
-        outer = self.names.outer(method, ast.ClassDef) if is_own else []
-        own = {f.name for f in of_kind(outer[0].body, ast.FunctionDef)} if outer else set()
-        if method.attr not in own:
-            text = f"tokenizer.{method.attr}()"
-            self._add(row, method, text, text, row.fix)
 
     # -- imports ----------------------------------------------------------------------------------
     def _import(self, node: ast.Import) -> None:
@@ -184,16 +172,18 @@ class _Finder:
         elif row.status == "removed" and name not in self._set_here:
             self._found(node, row, name)
 
-    def cuda_forms(self) -> None:
-        """What code for another device does without a qualified name."""
-        if {"cuda-text", "move-device-text"}.isdisjoint(self.table.by_form):
-            return
-        for node, id, text in find_cuda_forms(self.names):
-            row = self.table.by_form.get(id)
-            if row is not None:
-                is_text = row.fix is not None and row.fix.special == "text"
-                fix = None if is_text and isinstance(node, ast.Name) else row.fix
-                self._add(row, node, text, text, fix)
+    def old_forms(self) -> None:
+        """Old forms of calls that have no qualified name."""
+        if any(form.search(self.module.text) for form in self.table.forms):
+            forms = find_old_forms(self.names)
+            if {"cuda-text", "move-device-text"} & self.table.by_form.keys():
+                forms = chain(forms, find_cuda_forms(self.names))
+            for node, id, text in forms:
+                row = self.table.by_form.get(id)
+                if row is not None:
+                    is_text = row.fix is not None and row.fix.special == "text"
+                    fix = None if is_text and isinstance(node, ast.Name) else row.fix
+                    self._add(row, node, text, text, fix)
 
     def shell_lines(self) -> None:
         """Commands and variables in a notebook's magics and shell lines."""
@@ -266,7 +256,7 @@ def _as_used(row: OldCall, name: str, call: ast.Call | None) -> str:
         return f"{name.rpartition('.')[2]}({shown})"
     if name.startswith("torch_xla.core.xla_model."):
         return f"xm.{name.rpartition('.')[2]}()"
-    if len(row.names) == 1 or row.keywords or row.lacks:
+    if len(row.names) == 1 or row.keywords or row.lacks or row.kind == "attribute":
         return row.old
     return name
 
@@ -280,6 +270,8 @@ def _applies(row: OldCall, node: ast.Call, names: Names) -> bool:
         lacking = not set(row.lacks) & set(given) or bool(row.unless and set(row.lacks) & written)
         by_position = row.position is not None and len(node.args) > row.position
         return None not in given and lacking and not by_position
+    if row.positional:
+        return len(node.args) + len(node.keywords) >= row.positional
     if not row.keywords:
         return True
     values = [(name, given[name]) for name in row.keywords if name in given]

@@ -11,8 +11,9 @@ from tpukit.errors import DataError
 from tpukit.io.files import replacing, sync_file
 from tpukit.knowledge.calls import LEFT
 from tpukit.probe.lint.finding import Finding
+from tpukit.probe.lint.prefilter import may_concern
 from tpukit.probe.lint.rewriting.notebook_text import with_sources
-from tpukit.probe.lint.scan import may_concern, places_of, source_files
+from tpukit.probe.lint.scan import places_of, source_files
 from tpukit.probe.lint.source import Module, decode_source, read_bytes, source_modules
 
 GIT_SECONDS = 10.0
@@ -47,7 +48,7 @@ def plan_fix(path: Path, *, moves: str = "", whole: bool = True) -> FileFix | No
     """One file's fix; None where nothing in it can be rewritten. whole: as `scan_file` takes it."""
     try:
         data = read_bytes(path)
-        if not (whole or may_concern(str(path), data, moves=moves)):
+        if not whole and not may_concern(data, moves=moves):
             return None
         text, encoding = decode_source(data)
         if text.encode(encoding) != data:
@@ -57,7 +58,7 @@ def plan_fix(path: Path, *, moves: str = "", whole: bool = True) -> FileFix | No
         return None
     fixed: list[Finding] = []
     sources: dict[int | None, str] = {}
-    for module in modules:
+    for module in (each for each in modules if not each.embedded):
         after, places = _rewritten(module, moves)
         before = module.parts(module.text)
         for (chunk, old), (_, part) in zip(before, module.parts(after), strict=True):

@@ -17,6 +17,7 @@ from tpukit.probe.lint.syntax import called_name, of_kind, source_text
 _LARGE = ("torch", "numpy", "transformers")
 """Large packages: a guard about one of their names does not cover the others."""
 _PACKAGES = ("torch_xla", "torch", "timm", "accelerate", "transformers", "numpy", "lightning")
+_SPELLINGS = {"np": "numpy", "xla": "torch_xla", "pl": "lightning", "pytorch": "torch"}
 _VERSION_WORD = re.compile(r"version|greater|less_|(?<=\d)_\d|_?(?:ge|lt|gt|le)_?\d", re.IGNORECASE)
 _MISSING = ("ImportError", "ModuleNotFoundError", "AttributeError")
 _TESTS = (ast.If, ast.IfExp, ast.BoolOp)
@@ -110,14 +111,15 @@ class _Reader:
         return []
 
     def _of_name(self, node: ast.Name, depth: int) -> list[Guard]:
-        if found := _of_word(node.id):
-            return found
+        found = _of_word(node.id)
         if node.id in self.names.followed:
             meanings = self._meanings(node)
-            return [Guard(_root(m)) for m in meanings if m.endswith(".__version__")]
-        # `new = hasattr(xm, "x")`, and `if new` below.
-        values = filter(_is_test, self.names.values(node.id) if depth else ())
-        return [guard for value in values for guard in self.of_test(value, depth - 1)]
+            found += [Guard(_root(m)) for m in meanings if m.endswith(".__version__")]
+        elif not found and depth:
+            # `new = hasattr(xm, "x")`, and `if new` below.
+            for value in filter(_is_test, self.names.values(node.id)):
+                found += self.of_test(value, depth - 1)
+        return found
 
     def of_body(self, body: Iterable[ast.stmt]) -> Iterator[Guard]:
         """The packages that the body of a `try` imports or uses: its handler is about those."""
@@ -194,8 +196,14 @@ def _is_test(value: ast.expr | None) -> TypeGuard[ast.expr]:
 
 def _of_word(word: str) -> list[Guard]:
     """`is_torch_version`, `TORCH_2_0`, `_torch_greater_equal_1_13`: package and release."""
-    packages = [p for p in _PACKAGES if p in word.lower()] if _VERSION_WORD.search(word) else []
-    return [Guard(package) for package in packages[:1]]
+    if not _VERSION_WORD.search(word):
+        return []
+    lower = word.lower()
+    known = next((package for package in _PACKAGES if package in lower), "")
+    if known:
+        return [Guard(known)]
+    parts = set(re.split(r"[\W_]+", lower))
+    return [Guard(package) for short, package in _SPELLINGS.items() if short in parts]
 
 
 def _root(name: str) -> str:

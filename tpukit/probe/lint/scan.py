@@ -5,32 +5,28 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import repeat
 from pathlib import Path
 
 from tpukit.errors import DataError
 from tpukit.io.process import allowed_cores
 from tpukit.io.workers import worker_pool
-from tpukit.knowledge.calls import call_table, move_table, old_calls
+from tpukit.knowledge.calls import call_table, move_table
 from tpukit.probe.lint.call_finder import find_calls
 from tpukit.probe.lint.finding import Finding
 from tpukit.probe.lint.names import Names
-from tpukit.probe.lint.rules import RULES, find_by_rules
+from tpukit.probe.lint.prefilter import may_concern
+from tpukit.probe.lint.rules import find_by_rules
 from tpukit.probe.lint.source import Module, decode_source, read_bytes, source_modules
 from tpukit.probe.lint.syntax import forget
 
-_MOVES = re.compile(
-    rb"[\"']xla\b|\bPJRT_DEVICE|\b(?:PT_)?XLA_[A-Z]|\.(?:backward|eval)\("
-    rb"|\b(?:triton|flash_attn|bitsandbytes|apex)\b"
-)
-"""What else code shows that moves to another device."""
 _IGNORE = re.compile(r"tpukit: ignore(?:\[([^]]*)\])?")
 _SKIPPED_FOLDERS = {
     ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints",
     ".mypy_cache", ".ruff_cache", ".pytest_cache", ".tox", ".nox", ".eggs",
 }  # fmt: skip
 _SUFFIXES = (".py", ".ipynb", ".pyi")
+_IN_A_TEXT = "not fixed: inside a string literal"
 _FILES_FOR_WORKERS = 1500
 """Minimum number of files for worker processes, which take longer to start than they save below."""
 _NAMED_FILES = 20
@@ -99,12 +95,12 @@ def _scan_all(
 def scan_file(path: str, whole: bool = False, moves: str = "") -> tuple[list[Finding], list[str]]:
     """The findings of one file, and notes on what could not be read in it.
 
-    whole: parse it even where it names no package of the tables.
+    whole: parse it even where the prefilter rules out a finding.
     """
     enabled = gc.isenabled()
     try:
         data = read_bytes(Path(path))
-        if not (whole or may_concern(path, data, moves=moves)):
+        if not whole and not may_concern(data, moves=moves):
             return [], []
         gc.disable()  # garbage collection takes two thirds of the parsing time
         modules = source_modules(path, decode_source(data)[0])
@@ -117,22 +113,6 @@ def scan_file(path: str, whole: bool = False, moves: str = "") -> tuple[list[Fin
             gc.enable()
 
 
-def may_concern(path: str, data: bytes, *, moves: str = "") -> bool:
-    """Whether a file of a folder is worth parsing: it names what a row or a rule is about."""
-    source = data.replace(b"\\n", b"\n") if path.endswith(".ipynb") else data
-    return bool(_named().search(source) or (moves and _MOVES.search(source)))
-
-
-@cache
-def _named() -> re.Pattern[bytes]:
-    """The packages, variables and commands of the table of calls and of the rules."""
-    names = {
-        name for row in old_calls() for name in re.findall(r"^\w+", "\n".join(row.names), re.M)
-    }
-    names |= {package for rule in RULES for package in rule.packages}
-    return re.compile(rf"\b(?:{'|'.join(sorted(names))})\b".encode())
-
-
 def module_findings(module: Module, *, moves: str = "") -> list[Finding]:
     """One module's findings in terms of files and cells."""
     return [_in_file(place, module) for place in places_of(module, moves=moves)]
@@ -140,6 +120,8 @@ def module_findings(module: Module, *, moves: str = "") -> list[Finding]:
 
 def _in_file(place: Finding, module: Module) -> Finding:
     cell, line, column = module.place(place.line, place.column)
+    if place.fixable and module.embedded:
+        place = replace(place, fix=None, remark=_IN_A_TEXT)
     return replace(place, path=module.path, cell=cell, line=line, column=column, node=None)
 
 

@@ -9,7 +9,7 @@ from tpukit.knowledge.calls import CallTable, OldCall
 from tpukit.probe.lint.source import MASK, Module
 
 _VARIABLE = re.compile(r"(?:^|[\s;!%])(?:export\s+|env\s+|set_env\s+)?([A-Z][A-Z0-9_]+)\s?=\s?\S")
-SHELL_CALLS = frozenset({"system", "run_line_magic", "getoutput"})
+SHELL_CALLS = frozenset({"system", "run_line_magic", "getoutput", "run_cell_magic"})
 WRITERS = ("os.environ.setdefault", "os.putenv", "os.environ.update", "os.environ.__setitem__")
 Span = tuple[int, int, int, int]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tpukit.errors import DataError
-from tpukit.probe.lint.syntax import LINE_END, characters
+from tpukit.probe.lint.syntax import LINE_END, calls_of, characters
 
 LARGEST_BYTES = 20 << 20
 _MAGIC = re.compile(r"\s*(?:[!%?]|[\w.,\[\] ]+=\s*[!%])|.*\w\?{1,2}\s*$")
@@ -53,6 +53,8 @@ class Module:
     text: str
     chunks: list[Chunk]
     tree: ast.Module | None = None
+    embedded: int = 0
+    """The line of another module on which it is a string; nothing is rewritten there."""
     notes: list[str] = field(default_factory=list)
 
     @cached_property
@@ -71,7 +73,8 @@ class Module:
     def place(self, line: int, column: int) -> tuple[int | None, int, int]:
         """(cell, line in it, column) of a place in the module."""
         chunk = next(each for each in reversed(self.chunks) if line >= each.first_line)
-        return chunk.cell, line - chunk.first_line + 1, column + len(chunk.indent)
+        at = self.embedded or line - chunk.first_line + 1
+        return chunk.cell, at, column + len(chunk.indent)
 
     def parts(self, text: str) -> Iterator[tuple[Chunk, str]]:
         """What a new text makes of each chunk."""
@@ -168,13 +171,14 @@ def cell_source(cell: dict[str, Any]) -> str:
 
 
 def source_modules(path: str, text: str) -> list[Module]:
-    """The modules of a file: what it holds itself, and the files that a notebook's cells write.
+    """The modules of a file: what it holds itself, and the files that it writes.
 
     Raises DataError for an invalid notebook.
     """
     if path.endswith(".ipynb"):
         return _notebook_modules(path, notebook_cells(path, text))
-    return [python_module(path, text)]
+    main = python_module(path, text)
+    return [main, *_embedded_modules(main)]
 
 
 def _notebook_modules(path: str, cells: Sequence[dict[str, Any]]) -> list[Module]:
@@ -205,6 +209,17 @@ def _common_indent(source: str) -> str:
     first = lines[0] if lines else ""
     indent = first[: len(first) - len(first.lstrip())]
     return indent if indent and all(line.startswith(indent) for line in lines) else ""
+
+
+def _embedded_modules(module: Module) -> Iterator[Module]:
+    """The files that `get_ipython().run_cell_magic('writefile', 'x.py', '...')` writes."""
+    is_notebook = module.tree is not None and "run_cell_magic" in module.text
+    for node in calls_of("run_cell_magic", ast.walk(module.tree)) if is_notebook else ():  # type: ignore[arg-type]
+        values = [a.value for a in node.args if isinstance(a, ast.Constant)]
+        is_file = len(values) == 3 and values[0] == "writefile"
+        if is_file and str(values[1]).split(" ")[-1].endswith(".py"):
+            text = str(values[2])
+            yield Module(module.path, text, [Chunk(1)], parse_python(text)[0], node.lineno)
 
 
 def _parsed(module: Module, where: str) -> Module:

@@ -16,16 +16,45 @@ ELSEWHERE = (*FUNCTIONS, ast.ClassDef, ast.Lambda)
 NAMED = (ast.Name, ast.Attribute)
 LINE_END = re.compile(r"\r\n|\r|\n")
 """As Python counts lines."""
-_NO_NAMES = (
-    ast.Constant, ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop,
-)  # fmt: skip
-"""Nodes that neither bind nor use a name."""
-_BELOW = "nodes below"
+_NO_NODES = {
+    "ctx", "op", "ops", "id", "attr", "level", "module", "conversion", "kind", "type_comment",
+    "type_ignores",
+}  # fmt: skip
+"""Fields that neither bind nor use a name."""
+_KEPT, _BELOW = "children below", "nodes below"
+
+
+def _node_types(kind: type[ast.AST]) -> Iterator[type[ast.AST]]:
+    yield kind
+    for inner in kind.__subclasses__():
+        yield from _node_types(inner)
+
+
+_FIELDS = {
+    kind: tuple(name for name in kind._fields if name not in _NO_NODES and kind is not ast.Constant)
+    for kind in _node_types(ast.AST)
+}
+_LEAVES = {ast.Constant, type(None), str, int, bool}
+"""What a field or a list of nodes also holds, and constants: they hold no names."""
 
 
 def children(node: ast.AST) -> list[ast.AST]:
-    """The nodes right below a node that may hold names."""
-    return [inner for inner in ast.iter_child_nodes(node) if not isinstance(inner, _NO_NAMES)]
+    """The nodes right below a node that may hold names, kept in it: each rule walks the tree."""
+    names = _FIELDS[type(node)]
+    if not names:
+        return []
+    fields = node.__dict__
+    found: list[ast.AST] | None = fields.get(_KEPT)
+    if found is None:
+        found = []
+        for name in names:
+            value = fields.get(name)
+            if type(value) is list:
+                found += [item for item in value if type(item) not in _LEAVES]
+            elif type(value) not in _LEAVES:
+                found.append(value)  # type: ignore[arg-type]
+        fields[_KEPT] = found
+    return found
 
 
 def nodes_below(node: ast.AST) -> list[ast.AST]:

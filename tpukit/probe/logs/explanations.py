@@ -77,13 +77,23 @@ class Explanation:
 
     @property
     def fix(self) -> str:
-        """What the place says to do, or else the entry."""
-        if self.place_fix:
-            return self.place_fix
+        return " ".join(filter(None, (self.advice, self.advice_of_place)))
+
+    @property
+    def advice(self) -> str:
+        """The entry's advice, where the place does not replace it."""
+        if self.leads and self.place_fix:
+            return ""
         is_alone = self.raised is not None and not self.raised.frames
         more = _MORE if is_alone and (self.guessed or self.id.startswith("unknown-")) else ""
         advised = advise(self.captures), fill(self.entry.fix, self.captures), more, self.warned
         return " ".join(filter(None, advised))
+
+    @property
+    def advice_of_place(self) -> str:
+        """What makes the condition of the `raise` false, or replaces a name."""
+        is_second = self.place_fix and self.advice
+        return f"Or by the condition: {self.place_fix}" if is_second else self.place_fix
 
     def as_json(self) -> dict[str, Any]:
         """The fields of `doctor --json`."""

@@ -18,6 +18,13 @@ from tpukit.errors import DataError
 
 _PIECE_BYTES = 1 << 20
 _TAIL_BYTES = 8 << 20
+_KNOWN_BINARY = {
+    b"\x1f\x8b": "a gzip archive", b"PK\x03\x04": "a zip archive (or a torch checkpoint)",
+    b"\x7fELF": "a program", b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture",
+    b"BZh": "a bzip2 archive", b"\xfd7zXZ": "an xz archive", b"\x28\xb5\x2f\xfd": "a zstd archive",
+    b"%PDF": "a PDF", b"\x80\x02": "a pickle", b"\x80\x04": "a pickle",
+    b"\x93NUMPY": "a NumPy array",
+}  # fmt: skip
 _TEXT_CONTROLS = frozenset(b"\t\n\r\x0b\x0c\x08\x07\x1b")
 _CONTROLS = bytes(c for c in [*range(32), 127] if c not in _TEXT_CONTROLS)
 
@@ -118,8 +125,13 @@ def encoding_of(piece: bytes, name: str) -> str:
     """
     if piece.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
+    for magic, what in _KNOWN_BINARY.items():
+        if piece.startswith(magic):
+            raise DataError(
+                f"{name}: not a text file but {what}", "Name the log itself (unpacked)."
+            )
     sample = piece[: 1 << 16]
     controls = len(sample) - len(sample.translate(None, _CONTROLS))
     if controls > 0.02 * len(sample) + 4:
-        raise DataError(f"{name}: is a binary file", "Name the log itself (unpacked).")
+        raise DataError(f"{name}: is a binary file", "Name a text file.")
     return "utf-8"

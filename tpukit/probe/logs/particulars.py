@@ -4,9 +4,12 @@ import difflib
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from tpukit.knowledge.error_table import KnownError, line_forms
 from tpukit.knowledge.releases import Lost, libraries, lost_name, owner
+from tpukit.knowledge.versions import installed_versions
+from tpukit.probe.logs.explanations import shorten
 from tpukit.probe.logs.tracebacks import Frame, Raised
 
 _TERM = r"(?<![\w.])[A-Za-z_]\w*(?:\.\w+|\[[^\[\]]{0,60}\]|\([^()]{0,60}\))*?"
@@ -16,6 +19,10 @@ _LOOKUPS = {"__getattr__", "__getitem__", "__getattribute__", "__missing__", "ge
 _PASSING = set(line_forms()["words"]["passing"])
 _FAULTS = set(line_forms()["words"]["faults"])
 """What Python itself raises: no refusal that somebody wrote."""
+CREATING = re.compile(
+    r"\b(?:mkdir|savefig|save|to_csv|to_json|write_\w+|imwrite|open\(.*['\"][wax])"
+)
+"""Calls that make the file that they name."""
 _MOST_TERMS = 3
 _NONE_FORMS = {
     "subscriptable": rf"({_TERM})\[", "callable": rf"({_TERM})\(",
@@ -33,9 +40,10 @@ _LISTED = re.compile(
     re.IGNORECASE,
 )
 """A value that is refused, and the list of those that are taken."""
-_NEAR = 0.7
-"""How alike a value and the name that was meant are."""
 _LIST = re.compile(r"\[[^\[\]]*,[^\[\]]*\]")
+_ROOT = re.compile(r".*?[/\\](?:site|dist)-packages(?=[/\\])")
+_NAMED_FILE = re.compile(r"\((/[^()\n]{3,400}\.py)\)$")
+"""The file of a module, as an ImportError names it."""
 
 
 def particulars(
@@ -65,12 +73,25 @@ def particulars(
         found["code"] = "" if code.startswith(("raise ", "assert ")) else code
         asserted = re.match(r"assert (.+?)(?:, f?[\"'].*)?$", code)
         found["condition"] = asserted[1] if asserted else ""
-    found |= _nearest(raised)
+    found |= _file_asked_for(raised, found) | _nearest(raised)
     if value := next(_values(raised, captures.get("name", "")), None):
         found["expression"], frame = value
         found["reader"] = f"`{frame.package}` ({frame.place})" if frame.package else frame.place
     found |= _of_release(raised, found, releases) if entry.topic == "release" else _of_call(raised)
     return {name: value for name, value in found.items() if value or name == "remedy"}
+
+
+def _file_asked_for(raised: Raised, found: Mapping[str, str]) -> dict[str, str]:
+    """Whether a missing file is one that the code makes, or that a callback wants to read."""
+    codes = [frame.code for frame in raised.frames if frame.code]
+    folder = re.match(r"(.+)[/\\][^/\\]+$", found.get("path", ""))
+    result: dict[str, str] = {}
+    if folder and (made := next((c for c in reversed(codes) if CREATING.search(c)), "")):
+        result |= {"creating": shorten(made, 80), "folder": folder[1]}
+    asking = (f for f in raised.frames if re.match(r"on_[a-z]+_", f.where) and f.in_library)
+    if callback := next(asking, None):
+        result["callback"] = f"The callback in {callback.place} (`{callback.where}`)"
+    return result
 
 
 def _nearest(raised: Raised) -> dict[str, str]:
@@ -80,7 +101,7 @@ def _nearest(raised: Raised) -> dict[str, str]:
         return {}
     names = {name.lower(): name for name in re.findall(r"[\w.-]*\w", match["names"])}
     value = match["value"].lower()
-    near = difflib.get_close_matches(value, names.keys() - {value}, 1, _NEAR)
+    near = difflib.get_close_matches(value, names.keys() - {value}, 1)
     return {"nearest": names[near[0]]} if near else {}
 
 
@@ -97,10 +118,23 @@ def _values(raised: Raised, name: str) -> Iterator[tuple[str, Frame]]:
     for frame in frames:
         found = (match for form in forms for match in re.finditer(form, frame.code))
         terms = list(dict.fromkeys(next(filter(None, match.groups())) for match in found))
+        if len(terms) != 1 and (marked := _marked(frame)):
+            terms = [marked]
         if 0 < len(terms) <= _MOST_TERMS:
             yield "` or `".join(terms), frame
         if frame.where not in _LOOKUPS and raised.class_name != "KeyError":
             return
+
+
+def _marked(frame: Frame) -> str:
+    """What is subscripted or called in the part of the code that Python marks by `~~~^^^`."""
+    before, length = frame.marks.find("^"), len(frame.marks)
+    for start in range(len(frame.code) - length + 1 if before > 0 else 0):
+        part = frame.code[start : start + length]
+        starts = part[0].isidentifier() and not f" {frame.code}"[start].isidentifier()
+        if starts and part[before] in "[(" and part[-1] in ")]":
+            return part[:before]
+    return ""
 
 
 # -- who has to change what ------------------------------------------------------------------------
@@ -154,7 +188,10 @@ def _of_release(
     near = [frame.package for frame in reversed(raised.frames)]
     library = where.partition(".")[0] if is_module else owner(where, near)
     asker = asking[-1] if asking and asking[-1].package else None
-    lost = lost_name(where, name.removeprefix(f"{where}."), releases.get(library, ""))
+    here = installed_versions(libraries()) if _is_of_this_machine(raised, releases) else {}
+    lost = lost_name(
+        where, name.removeprefix(f"{where}."), releases.get(library) or here.get(library, "")
+    )
     library = library or (lost.library if lost else "")
     shared = libraries().get(library, {}).get("shared", "(?!)")
     if lost is None and library not in near and re.fullmatch(shared, where):
@@ -164,9 +201,23 @@ def _of_release(
         result |= {"lost": lost.words, "new": lost.new}
     if library in releases:
         result["release"] = f"The log names {library} {releases[library]}."
+    elif library in here:
+        result["release"] = f"Installed here: {library} {here[library]}."
     if asker and (is_module or asker.package != library):
         result["asker"] = f"`{asker.package}`"
     return result
+
+
+def _is_of_this_machine(raised: Raised, releases: Mapping[str, str]) -> bool:
+    """Whether a file of an installed package or of the user's that the traceback or message names
+    is here, and no release that the log names differs from the installed one."""
+    named = [frame.path for frame in raised.frames if frame.library or not frame.in_library]
+    named += _NAMED_FILE.findall(raised.message)
+    installed = installed_versions(releases)
+    is_other = any(not installed.get(of, "").startswith(said) for of, said in releases.items())
+    roots = {match[0] for path in named if (match := _ROOT.match(path))}
+    is_other = is_other or not roots <= {*sys.path}
+    return not is_other and any(Path(path).is_absolute() and Path(path).is_file() for path in named)
 
 
 def _exchange(

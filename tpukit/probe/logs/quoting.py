@@ -7,8 +7,14 @@ from tpukit.probe.logs.log_text import Line
 
 LINES = {name: re.compile(form) for name, form in line_forms()["lines"].items()}
 """Expressions for lines, by name; line_forms.toml says what each finds."""
+_DOCUMENT = re.compile(r"[^\s:]+\.(?:md|rst|ipynb|toml|ya?ml):\d+:")
 _REPORTED = re.compile(r"\s*(?:(?:[\w.]+\.)?\w*(?:Error|Exception|Warning|Exit)\b|error\b|fatal\b)")
+_CODE = re.compile(rf"(?:[+>-]\s*)?(?:{line_words('code')})")
 _PROSE = re.compile(rf"(?i)(?<![\w/\\.-])(?:{line_words('prose')})\b")
+_TABLE = re.compile(
+    r"(?:\b\w*(?:Error|Exception|Timeout|OOM)\w*['\"]?\s?[=:(|]\s?\d+\b.{0,20}?){2,}"
+)
+"""Several names of errors with numbers: a table of what was counted."""
 _WORDS_BEFORE = 3
 
 
@@ -17,8 +23,10 @@ def is_quoted(line: Line, start: int) -> bool:
     text = line.text
     if line.level in ("E", "F") or LINES["exception"].match(text) or text.startswith("File "):
         return False
+    if line.level == "I" and _TABLE.search(text):
+        return True
     before = text[:start]
-    if start > 0 and not line.level and LINES["item"].match(text):
+    if start > 0 and (_CODE.match(text) or (not line.level and LINES["item"].match(text))):
         return True
     in_code = LINES["commit"].match(text) or _is_source(text, start)
     if in_code or (_is_open(before) and not LINES["value"].search(before)):
@@ -30,6 +38,8 @@ def is_quoted(line: Line, start: int) -> bool:
 
 def _is_source(text: str, start: int) -> bool:
     """Whether a line is a place in a file and what stands there, as grep prints it."""
+    if _DOCUMENT.match(text):
+        return True
     place = LINES["source_file"].match(text)
     return place is not None and start >= place.end() and not _REPORTED.match(text, place.end())
 

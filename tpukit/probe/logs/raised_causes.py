@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from tpukit.knowledge.error_table import KnownError, line_forms, unknown_errors
 from tpukit.probe.logs.explanations import Confidence, Explanation, shorten
 from tpukit.probe.logs.matching import Matches
 from tpukit.probe.logs.particulars import particulars
+from tpukit.probe.logs.quoting import LINES, is_quoted
 from tpukit.probe.logs.tracebacks import Frame, Raised
 
 REPORTED, UNKNOWN, _AT_IMPORT, _IN_LIBRARY, FAILED_CHECK, *_LISTS = unknown_errors()
@@ -16,6 +18,12 @@ _NATIVE = ("terminate", "failed check")
 _ABOUT_A_NAME = re.compile(r"has no attribute|unexpected keyword argument|missing \d+ required")
 """Python's own words before a name that is not there: a rule that matches within the name explains
 another exception."""
+_REPR = re.compile(
+    r"<[\w. ]+ (?:object )?at 0x[0-9a-fA-F]+>|<(?:class|function) [^>]{1,200}>"
+    r"|functools\.partial\((?:[^()]|\([^()]*\)){0,200}\)"
+)
+"""Objects as Python prints them: their words say nothing of the error."""
+_OPTIONAL_PART = re.compile(r"\[\[.*?\]\](?!\])")
 _OPEN_QUOTE = re.compile(r"(?:^|[\s(\[{])'[^']*$|^[^']*\w'(?=[\s)\]}]|$)")
 _DANGLING = re.compile(
     r"\b(?:that|which|the|an?|of|to|for|with|in|on|by|and|or|is|are|was|from|as|than|if|be)$|^[)\]},.;:]"
@@ -24,6 +32,10 @@ _DANGLING = re.compile(
 _DURING = {words: re.compile(form) for words, form in line_forms()["during"].items()}
 _MESSAGE_LINES = 3
 _MOST_CAUSES = 3
+_OWN_WORDS = 13
+"""Characters."""
+_VARYING = re.compile(r"(\\\W)|\(\?(?:P<\w+>|<?[:=!]|\w+[:)])|\[(?:\\.|[^\]\\])+\]|\\[A-Za-z]")
+_FIXED = re.compile(r"(?:\\\W|[^\\()\[\]{}.*+?|^$\0])+")
 _WIDTH = 200
 
 
@@ -61,15 +73,39 @@ def explain_raised(
 def explain_logged(
     logged: Iterable[Raised], entries: Sequence[KnownError], releases: Mapping[str, str]
 ) -> list[Explanation]:
-    """The first exception that a program reports in its own words, by a class that follows from
-    them."""
+    """The first exception that a program reports in its own words: without its class, that of a
+    rule whose own words stand in the message."""
     rules = sorted((entry for entry in entries if entry.exception), key=_breadth)
-    for raised in (each for each in logged if each.name):
+    for raised in logged:
         for rule in rules:
-            match = _matched(rule, raised)
+            match = _matched(rule, raised) if raised.name else _matched_logged(rule, raised)
             if match is not None:
                 return [_answer(raised, rule, match, releases)]
     return []
+
+
+def _matched_logged(rule: KnownError, raised: Raised) -> dict[str, str] | None:
+    """What a rule captures in a message that may have lost its class, or stand behind words of a
+    program's own; None where too little of the rule's text is there."""
+    if rule.frames or rule.topic == "words":
+        return None
+    line = raised.line._replace(text=raised.message[:2000])
+    for expression in rule.message:
+        match = _search(expression, line.text)
+        if match is None or not (raised.name or raised.is_logged or not match.start()):
+            continue
+        is_own = any(part in match[0].lower() for part in _own_words(expression.pattern))
+        if is_own and not is_quoted(line, match.start()):
+            return {name: value for name, value in match.groupdict().items() if value}
+    return None
+
+
+@cache
+def _own_words(pattern: str) -> list[str]:
+    """The longer fixed texts of an expression, one of which shows that a message is its own."""
+    fixed = _FIXED.findall(_VARYING.sub(lambda match: match[1] or "\0", pattern))
+    texts = (re.sub(r"\\(.)", r"\1", part).lower() for part in fixed)
+    return [text for text in texts if len(text) >= _OWN_WORDS and " " in text.strip()]
 
 
 def _texts_of(
@@ -134,6 +170,8 @@ def _explanation(
 ) -> Explanation:
     for rule in rules:
         match = _matched(rule, raised)
+        if match is None and raised.name == "error":
+            match = _matched_logged(rule, raised)
         if match is not None:
             return _answer(raised, rule, match, releases)
     entry = {"error": REPORTED, "compiler error": REPORTED}.get(
@@ -186,20 +224,40 @@ def _matched(rule: KnownError, raised: Raised) -> dict[str, str] | None:
     if rule.topic == "words":
         text += f"\n{raised.details}"
     about = None if rule.frames else _ABOUT_A_NAME.search(text)
+    if rule.topic == "words":
+        text = _REPR.sub(lambda found: "\0" * len(found[0]), text)
     for expression in rule.message:
-        match = expression.search(text)
+        match = _search(expression, text)
         if match and not (about and match.start() >= about.end()):
             captured = {name: value for name, value in match.groupdict().items() if value}
-            if rule.topic != "words" or all(map(_is_sound, captured.values())):
+            if rule.topic != "words":
                 return captured
+            sound = {name: value for name, value in captured.items() if is_sound(value)}
+            if sound == captured or _can_leave_out(rule, captured.keys() - sound.keys()):
+                return sound
     return None
 
 
-def _is_sound(text: str) -> bool:
+def is_sound(text: str) -> bool:
     """Whether a piece of a message can stand in a sentence: it closes what it opens, and ends."""
     pairs = all(text.count(a) == text.count(b) for a, b in ("()", "[]", "{}"))
     quotes = all(text.count(mark) % 2 == 0 for mark in '"`') and not _OPEN_QUOTE.search(text)
-    return pairs and quotes and not _DANGLING.search(text)
+    return pairs and quotes and "\0" not in text and not _DANGLING.search(text)
+
+
+def _can_leave_out(rule: KnownError, names: Iterable[str]) -> bool:
+    """Whether the rule's sentences have another form without these."""
+    texts = [_OPTIONAL_PART.sub("", text) for text in (rule.cause, rule.fix)]
+    return not any(f"{{{name}}}" in text for name in names for text in texts)
+
+
+def _search(expression: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """A match that does not hang on a folder's, a repository's or an address's name, unless the
+    expression itself is about paths."""
+    match = expression.search(text)
+    if match and not re.search(r"/|-packages|\\\\", expression.pattern):
+        return expression.search(LINES["names"].sub(lambda n: "_" * len(n[0]), text)) and match
+    return match
 
 
 def _sentence(raised: Raised, topic: str) -> str:

@@ -20,6 +20,9 @@ _FRAMES = [re.compile(form) for form in _FORMS["frames"]]
 _ARROW = re.compile(r"-{2,}> ?(?P<line>\d+) (?P<code>.*)")
 _MARKERS = re.compile(r"[~^]+$")
 """The marks below a frame's code, which an exception follows, also in an indented excerpt."""
+_OF_A_MODULE = re.compile(r"(?:[a-z_]\w*\.)+[A-Z]\w*(?:Error|Exception): [A-Z]{2}")
+"""An exception with its module and a status in capitals (jax's), which counts also where the log is
+indented."""
 _CLASSLESS = [(re.compile(row["form"]), row["name"], row["counts"]) for row in _FORMS["form"]]
 """Failures without a class: the form, the name and where it counts."""
 _WORDINGS = [(re.compile(row["form"]), row["name"]) for row in _FORMS["wording"]]
@@ -63,6 +66,8 @@ class Frame:
     code: str = ""
     where: str = ""
     """The function; `<module>` where a module is imported or a script runs."""
+    marks: str = ""
+    """What Python prints below the code: `~~~^^^`, the part that was run."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Values of a record: plain ones as written, tensors as shape, dtype and device."""
     module: str = ""
@@ -255,7 +260,9 @@ class TracebackReader:
         elif reader.awaits_code and reader.frames:
             reader.frames[-1].code = text[:200]
             reader.awaits_code = False
-        elif not (reader.is_open and reader.frames and _MARKERS.match(text)):
+        elif reader.is_open and reader.frames and _MARKERS.match(text):
+            reader.frames[-1].marks = text
+        else:
             self._keep(line, text, reader)
 
     def _keep(self, line: Line, text: str, reader: _Reader) -> None:
@@ -323,7 +330,7 @@ def _exception(line: Line, text: str, reader: _Reader) -> tuple[str, str] | None
         found = LINES["in_traceback"].match(text)
         if found is None and reader.frames and not line.indented and reader.silent <= _MOST_SOURCE:
             found = LINES["after_frames" if reader.has_header else "alone"].match(text)
-    elif not line.indented or _MARKERS.match(reader.before):
+    elif not line.indented or _MARKERS.match(reader.before) or _OF_A_MODULE.match(text):
         found = LINES["alone"].match(text)
     if found is not None:
         is_printed = not (line.level == "E" or (reader.has_header and reader.frames))

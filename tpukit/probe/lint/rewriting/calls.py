@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tpukit.knowledge.calls import Fix
@@ -11,11 +11,14 @@ from tpukit.probe.lint.syntax import argument
 
 _FIELD = re.compile(r"\{([\w.]+)\}")
 _PLAIN = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+_FP16 = ("fp16", "use_fp16")
+_LOADER = ("dispatch_batches", "even_batches", "use_seedable_sampler")
 
 
 def is_about_arguments(fix: Fix) -> bool:
+    special = fix.special in ("mixed-precision", "dataloader-configuration")
     drops = fix.arguments == "drop"
-    return bool(drops or fix.parameters or fix.drop or fix.prepend or fix.rename)
+    return bool(special or drops or fix.parameters or fix.drop or fix.prepend or fix.rename)
 
 
 @dataclass
@@ -35,8 +38,8 @@ class Arguments:
         self.given: list[ast.expr | ast.keyword] = [*self.call.args, *self.call.keywords]
         self.given.sort(key=lambda each: (each.lineno, each.col_offset))
 
-    def take(self, fix: Fix) -> None:
-        """Notes a fix."""
+    def take(self, fix: Fix, configuration: str = "") -> None:
+        """Notes a fix. configuration: the class of a loader's settings, as it is written here."""
         by_name = fix.as_keywords
         for number, each in enumerate(self.given):
             keyword = each.arg if isinstance(each, ast.keyword) else None
@@ -53,6 +56,22 @@ class Arguments:
                  if isinstance(k, ast.keyword) and n not in self.dropped}  # fmt: skip
         self.before += fix.prepend
         self.after += [f"{name}={text}" for name, text in fix.append.items() if name not in names]
+        if fix.special == "mixed-precision":
+            for number, value in self._named(_FP16):
+                text = self.source.of(value)
+                wanted = '"fp16"' if text == "True" else f'"fp16" if {text} else "no"'
+                self.dropped |= {number} if text in ("False", "None") else set()
+                start, end = self.spans[number]
+                self._write(number, end - start, f"mixed_precision={wanted}")
+        elif fix.special == "dataloader-configuration":
+            moved = [number for number, _ in self._named(_LOADER)]
+            inner = ", ".join(self.source.text[slice(*self.spans[number])] for number in moved)
+            self.dropped |= set(moved)
+            self.after.append(f"dataloader_config={configuration}({inner})")
+
+    def _named(self, names: Sequence[str]) -> list[tuple[int, ast.expr]]:
+        return [(n, k.value) for n, k in enumerate(self.given)
+                if isinstance(k, ast.keyword) and k.arg in names]  # fmt: skip
 
     def _write(self, number: int, length: int, new: str) -> None:
         start = self.spans[number][0]

@@ -25,6 +25,9 @@ def left_alone(fix: Fix, call: ast.Call | None) -> str:
     unknown = [name for name in names if fix.only and name not in fix.only]
     if unknown:
         return f"{unknown[0] or 'an argument'} has no counterpart"
+    taken = {"mixed-precision": "mixed_precision", "dataloader-configuration": "dataloader_config"}
+    if taken.get(fix.special, "") in given:
+        return f"{taken[fix.special]} is given too"
     return ""
 
 

@@ -58,6 +58,19 @@ class ImportEdits:
         local = self._local_name(module, line) or self._add_import(module, line)
         return None if local is None else local + name[len(module) :]
 
+    def spell_member(self, module: str, member: str, line: int) -> str | None:
+        """The spelling of a class or function of a module: imported itself, or through it."""
+        for name, bindings in self.names.module.bindings.items():
+            if any((b.name or "").endswith(f".{member}") for b in bindings):
+                return name
+        local = self._local_name(module, line)
+        if local is not None:
+            return f"{local}.{member}"
+        if self._all_bindings(member):
+            return None
+        self._insert(module, f"from {module} import {member}", line)
+        return member
+
     def at_head(self) -> list[str]:
         """The imports to write at the head of the module."""
         return [statement for line, statement in self.insertions if line == 0]

@@ -146,15 +146,18 @@ class _Rewriter:
     def _called(
         self, function: ast.Name | ast.Attribute, call: ast.Call, fix: Fix, place: Finding
     ) -> bool:
-        if function in self._renamed:
+        new: str | None = ""
+        if fix.special == "dataloader-configuration":
+            member = "DataLoaderConfiguration"
+            new = self.imports.spell_member("accelerate", member, place.line)
+        elif fix.to:
+            new = self._expression(place, fix, function)
+        if new is None or function in self._renamed:
             return False
         if fix.to:
-            new = self._expression(place, fix, function)
-            if new is None:
-                return False
             self._renamed.add(function)
             self._edits.append(Edit(*self.source.span(function), new))
-        self._arguments.setdefault(call, Arguments(self.source, call)).take(fix)
+        self._arguments.setdefault(call, Arguments(self.source, call)).take(fix, new)
         return True
 
     def _in_place(self, node: ast.expr, fix: Fix, line: int) -> bool:

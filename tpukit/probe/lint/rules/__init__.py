@@ -13,11 +13,11 @@ from tpukit.probe.lint.syntax import nodes_below
 MISTAKES: tuple[type[Rule], ...] = (
     training.NoZeroGrad, training.GradientsCleared, training.SchedulerFirst, evaluation.EvalNotLeft,
     evaluation.EvalWithGradients, evaluation.NeverInEval, training.LossKeepsGraph,
-    making.SoftmaxBeforeLoss, training.SchedulerGivenLoss,
-    making.LoaderCycled, making.SamplerWithoutEpoch,
-    training.ClipScaled, making.ModulesInList,
-    making.DropoutAlwaysOn, making.BestStateShared,
-    training.AutocastUnscaled, ranks.LocalRankArgument,
+    making.SoftmaxBeforeLoss, making.SchedulerUnused, training.SchedulerGivenLoss,
+    making.LoaderCycled, making.SamplerWithShuffle, making.SamplerWithoutEpoch,
+    training.ClipAfterStep, training.ClipScaled, making.ModulesInList, making.EpochEndOutputs,
+    making.OptimizerIndex, making.DropoutAlwaysOn, making.BestStateShared,
+    training.AutocastUnscaled, ranks.WrapperAttribute, ranks.LocalRankArgument, ranks.PrepareOrder,
 )  # fmt: skip
 """Rules for any PyTorch code."""
 RANKS: tuple[type[Rule], ...] = (
@@ -25,8 +25,8 @@ RANKS: tuple[type[Rule], ...] = (
 )  # fmt: skip
 """Rules for code that runs on several ranks."""
 ON_TPU: tuple[type[Rule], ...] = (
-    steps.ReadInStep, steps.WaitInStep, steps.GrowingShape,
-    xla.PaddingToLongest, xla.NoDropLast, xla.ScalerOnXla,
+    steps.ReadInStep, steps.WaitInStep, steps.SyncInStep, steps.GrowingShape,
+    xla.PaddingToLongest, xla.NoDropLast, xla.ScalerOnXla, xla.Fp16Accelerator,
     xla.UnsynchronisedGradients,
 )  # fmt: skip
 """Slow or wrong on a TPU."""
@@ -39,8 +39,6 @@ def find_by_rules(module: Module, names: Names, *, to_xla: bool = False) -> list
     to_xla: the module is to run on torch_xla, which it does not import yet: the rules for a TPU.
     """
     assert module.tree is not None
-    if to_xla and "tensorflow" in names.packages:
-        return []
     code = Code(module.tree, names, module.text, to_xla)
     kinds = (*RANKS, *ON_TPU) if to_xla else RULES
     rules = [each(code) for each in kinds if each.concerns(code)]

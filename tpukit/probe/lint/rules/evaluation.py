@@ -111,6 +111,10 @@ class EvalWithGradients(Rule):
     right = f"@torch.no_grad()\n{wrong}"
     nodes = (*FUNCTIONS, ast.Module)
     words = (".eval()",)
+    sign = re.compile(
+        r"(?i)\.eval\(\)\n[\s\S]*"
+        r"(?:for .{0,200}(?:load|batches|dl\b|_iter\b|iterator)|\bnext\(\w+\))"
+    )
 
     def visit(self, node: Any) -> Iterator[Found]:
         """A function or a script that calls `eval()`, then reads a loader."""

@@ -3,9 +3,9 @@
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from tpukit.probe.lint.rules.code import is_loader
+from tpukit.probe.lint.rules.code import SCHEDULERS, is_loader
 from tpukit.probe.lint.rules.roles import EVALUATION_SET
 from tpukit.probe.lint.rules.rule import Found, Rule
 from tpukit.probe.lint.syntax import (
@@ -33,9 +33,11 @@ class _OfClass(Rule):
     """A rule for classes of modules."""
 
     nodes = (ast.ClassDef,)
+    bases: ClassVar[tuple[str, ...]] = ("lightning", "module")
+    """Groups of names, one of which is a base."""
 
     def visit(self, node: Any) -> Iterator[Found]:
-        if any(self.code.means(base, "module") for base in node.bases):
+        if any(self.code.means(base, group) for base in node.bases for group in self.bases):
             yield from self.in_class(node)
 
     def in_class(self, node: ast.ClassDef) -> Iterator[Found]:
@@ -55,6 +57,9 @@ class ModulesInList(_OfClass):
     )
     right = wrong.replace("[nn", "nn.ModuleList([nn").replace("()]", "()])")
     words = ("Module", "self.")
+    sign = re.compile(
+        r"self\.\w+\s*=\s*[\[{][^\]}]{0,200}\bnn\.[A-Z]|\.append\(\s*(?:torch\.)?nn\.[A-Z]"
+    )
 
     def in_class(self, node: ast.ClassDef) -> Iterator[Found]:
         nodes = nodes_below(node)
@@ -100,6 +105,9 @@ class DropoutAlwaysOn(_OfClass):
     wrong = "class Net(nn.Module):\n    def forward(self, x):\n        return F.dropout(x, 0.5)"
     right = wrong.replace("0.5", "0.5, training=self.training")
     words = ("dropout", "forward")
+    sign = re.compile(
+        r"dropout(?:2d)?\((?:(?<=[Fl]\.dropout\()|(?<![\w.]dropout\())(?![^)]*training)"
+    )
 
     def in_class(self, node: ast.ClassDef) -> Iterator[Found]:
         functions = of_kind(nodes_below(node), ast.FunctionDef)
@@ -111,7 +119,77 @@ class DropoutAlwaysOn(_OfClass):
                     yield call.func, source_text(call)[:60]
 
 
+class _OfHook(_OfClass):
+    """A rule for methods that Lightning calls no more, or otherwise."""
+
+    bases = ("lightning",)
+    hooks: ClassVar[tuple[str, ...]]
+    takes: ClassVar[str] = ""
+    """A parameter that the method has."""
+
+    def in_class(self, node: ast.ClassDef) -> Iterator[Found]:
+        for method in of_kind(nodes_below(node), ast.FunctionDef):
+            taken = ["", *(given.arg for given in method.args.args)]
+            if method.name in self.hooks and self.takes in taken:
+                yield method, f"{method.name}({self.takes and f'..., {self.takes}'})"
+
+
+class EpochEndOutputs(_OfHook):
+    """Lightning 2.0 removed `training_epoch_end`, `validation_epoch_end` and `test_epoch_end`: a
+    module that defines one raises. Keep what the steps return in a list on `self`, and read and
+    clear it in `on_validation_epoch_end(self)`."""
+
+    id = "epoch-end-outputs"
+    effect = "raises"
+    new = "on_validation_epoch_end(self), with what the steps keep on self (Lightning 2.0)"
+    wrong = (
+        "import lightning\n"
+        "class Net(lightning.LightningModule):\n    def validation_epoch_end(self, outputs): ..."
+    )
+    right = wrong.replace("validation_epoch_end(self, outputs)", "on_validation_epoch_end(self)")
+    hooks = ("training_epoch_end", "validation_epoch_end", "test_epoch_end")
+    words = ("_epoch_end(",)
+
+
+class OptimizerIndex(_OfHook):
+    """Lightning 2.0 calls `training_step` without `optimizer_idx`: a module that takes one raises.
+    Set `self.automatic_optimization = False`, take `self.optimizers()` in the step, and call
+    `self.manual_backward(loss)`."""
+
+    id = "optimizer-index"
+    effect = "raises"
+    new = "self.automatic_optimization = False and self.optimizers() (Lightning 2.0)"
+    wrong = (
+        "import lightning\nclass Net(lightning.LightningModule):\n"
+        "    def training_step(self, batch, index, optimizer_idx): ..."
+    )
+    right = wrong.replace(", optimizer_idx", "")
+    hooks = ("training_step",)
+    takes = "optimizer_idx"
+    words = ("optimizer_idx",)
+
+
 # -- calls ---------------------------------------------------------------------------------------
+class SamplerWithShuffle(Rule):
+    """`DataLoader(shuffle=True, sampler=...)` raises a `ValueError`: the sampler decides the
+    order."""
+
+    id = "sampler-with-shuffle"
+    effect = "raises"
+    new = "one of them: the sampler decides the order"
+    wrong = "DataLoader(data, shuffle=True, sampler=DistributedSampler(data, shuffle=False))"
+    right = wrong.replace("shuffle=True, ", "")
+    nodes = (ast.Call,)
+    words = ("sampler=", "shuffle=")
+
+    def visit(self, node: Any) -> Iterator[Found]:
+        if self.code.means(node.func, "loader") and is_constant(argument(node, "shuffle"), True):
+            sampler = argument(node, "sampler")
+            made = self.code.names.possible(sampler) if sampler else [ast.Constant(None)]
+            if all(isinstance(value, ast.Call) for value in made):
+                yield node.func, "DataLoader(shuffle=True, sampler=...)"
+
+
 class SamplerWithoutEpoch(Rule):
     """`DistributedSampler` shuffles by its seed and epoch. Without `set_epoch(epoch)` every epoch
     has the same order."""
@@ -177,6 +255,27 @@ class LoaderCycled(Rule):
 
 
 # -- assignments ---------------------------------------------------------------------------------
+class SchedulerUnused(Rule):
+    """A scheduler is made, and the file never names it again: the learning rate stays at its first
+    value. Call `scheduler.step()` after each epoch (or step)."""
+
+    id = "scheduler-unused"
+    effect = "the rate never changes"
+    new = "scheduler.step() after each epoch or step"
+    wrong = "decay = torch.optim.lr_scheduler.StepLR(optimizer, 3)"
+    right = f"{wrong}\nfor epoch in range(9):\n    decay.step()"
+    nodes = (ast.Assign,)
+    words = ("lr_scheduler",)
+
+    def visit(self, node: Any) -> Iterator[Found]:
+        target = node.targets[0]
+        if isinstance(node.value, ast.Call) and isinstance(target, ast.Name):
+            made = self.code.names.anywhere(node.value.func)
+            is_scheduler = any(name.startswith(SCHEDULERS) for name in made)
+            if is_scheduler and len(re.findall(rf"\b{target.id}\b", self.code.text)) == 1:
+                yield node, source_text(node.value)[:60]
+
+
 class BestStateShared(Rule):
     """The tensors of a `state_dict()` (and of its `copy()`) are those of the model: training goes
     on in them, and "the best weights" are the last ones. Take `copy.deepcopy(model.state_dict())`,

@@ -11,7 +11,7 @@ from tpukit.knowledge.calls import name_group
 from tpukit.probe.lint.guards import early_test
 from tpukit.probe.lint.rules.code import Code
 from tpukit.probe.lint.rules.roles import EVALUATES, EVALUATION_SET, MASTER, MODEL, ONE_RANK, RANK
-from tpukit.probe.lint.rules.rule import TORCH, TPU, Found, Rule
+from tpukit.probe.lint.rules.rule import TORCH, TPU, Found, Rule, imported
 from tpukit.probe.lint.syntax import (
     FUNCTIONS,
     LOOPS,
@@ -30,6 +30,13 @@ from tpukit.probe.lint.syntax import (
     source_text,
 )
 
+_ASKS_FOR_WRAP = re.compile(
+    r"hasattr|isinstance|parallel|distributed|ddp|gpus|n_?gpu|cuda|world|-1|module|\bn?dp\b|multi",
+    re.I,
+)
+_ASKED = re.compile(r"\b(?!(?:not|and|or|is|in|None|len|int)\b)[A-Za-z_][\w.]*")
+"""What a condition asks for: `args.standalone`."""
+_CAUGHT = ast.Name("hasattr")
 _BY_ENVIRONMENT = re.compile(
     r"LOCAL_RANK|deepspeed|^[^#\n]*local_rank\s*=(?!=|\s*\w+\.local_rank)|--local-rank|SLURM_", re.M
 )
@@ -45,7 +52,57 @@ _OWN_LOSS = re.compile(r"early|patience|no_improve|stop", re.I)
 _SHARDS = re.compile(r"fsdp|fully_?shard|deepspeed|zero_?[23]|tensor_parallel", re.I)
 """Text of a module whose ranks hold parts of the model, which accelerate collects."""
 _OTHERS = re.compile(r"\bnot\s+(?:[\w.]+\.)?is_\w+")
+_BARE_TEST = re.compile(r"(?m)if [^\n]*(?:rank\S* *== *0|is_ma(?:in|ster)|not \w*rank)[^\n]*:\s*$")
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+_ALONE = re.compile(r"torch\.save\(|\bif [^\n]*(?:(?:rank|gpu)\S* *== *0|is_ma|patience|early)")
+_MEETS = re.compile(r"\.(?:barrier|all_reduce|all_gather\w*|broadcast\w*|reduce|gather)\(")
 _LEAVE_LOOP = (MASTER, _OWN_LOSS)
+
+
+class WrapperAttribute(Rule):
+    """`DistributedDataParallel` and `DataParallel` hold the model as `module` and have no other
+    attribute of it: an `AttributeError`. Write `model.module.generate(x)`; where a forward pass
+    with gradients is meant, let `forward` call it, as the wrapper synchronises the gradients of
+    `forward` alone."""
+
+    id = "wrapper-attribute"
+    effect = "raises"
+    new = "model.module: the wrapper has no attributes of the model in it"
+    wrong = "model = nn.parallel.DistributedDataParallel(model)\nmodel.generate(x)"
+    right = wrong.replace("model.generate", "model.module.generate")
+    words = ("DataParallel(",)
+
+    def visit(self, node: Any) -> Iterator[Found]:
+        nodes = nodes_below(node)
+        made = (n for n in of_kind(nodes, ast.Assign) if isinstance(n.value, ast.Call))
+        wraps = {n for n in made if self.code.means(n.value.func, "wrapper")}  # type: ignore[attr-defined]
+        for scope in of_kind(nodes, ast.Module, *FUNCTIONS) if wraps else ():
+            own = list(own_code(scope.body))
+            for wrap in wraps & {*own}:
+                yield from _attributes(wrap, source_text(wrap.targets[0]), own)
+
+
+def _attributes(wrap: ast.Assign, name: str, nodes: Sequence[ast.AST]) -> Iterator[Found]:
+    """What the wrapper lacks, behind the wrap and before the name is another's."""
+    targets = [(n, t) for n in of_kind(nodes, ast.Assign) for t in n.targets]
+    known = name_group("of-wrappers")
+    own = {t.attr for _, t in targets if isinstance(t, ast.Attribute)}
+    line = wrap.end_lineno or 0
+    others = [n.lineno for n, t in targets if n.lineno > line and source_text(t) == name
+              and method_of(n.value) not in ("to", "cuda")]  # fmt: skip
+    end = min(others, default=sys.maxsize)
+    tests = of_kind(nodes, ast.Try, ast.If, ast.IfExp)
+    asked = {n: source_text(getattr(n, "test", _CAUGHT)) for n in tests}
+    around = (n for n in tests if n.lineno <= wrap.lineno <= (n.end_lineno or 0))
+    wrapped_if = {word for n in around for word in _ASKED.findall(asked[n])}
+    guards = [n for n in tests if not wrapped_if.isdisjoint(_ASKED.findall(asked[n]))
+              or _ASKS_FOR_WRAP.search(asked[n])]  # fmt: skip
+    guarded = {line for g in guards for line in range(g.lineno, (g.end_lineno or 0) + 1)}
+    for node in of_kind(nodes, ast.Attribute):
+        is_known = node.attr in known or node.attr in own or node.attr.startswith("_")
+        is_behind = line < node.lineno < end and node.lineno not in guarded
+        if is_behind and not is_known and source_text(node.value) == name:
+            yield node, source_text(node)
 
 
 class LocalRankArgument(Rule):
@@ -69,6 +126,28 @@ class LocalRankArgument(Rule):
             is_read = is_it and re.search(r"\.local_rank\b", self.code.text)
             if is_read and not _BY_ENVIRONMENT.search(self.code.text):
                 yield node, 'add_argument("--local_rank")'
+
+
+class PrepareOrder(Rule):
+    """`prepare` returns its arguments in their order: here `optimizer` is the loader."""
+
+    id = "prepare-order"
+    effect = "each name holds another object"
+    new = "the names in the order of the arguments: prepare returns them so"
+    wrong = (
+        "from accelerate import Accelerator\naccelerator = Accelerator()\n"
+        "model, optimizer, loader = accelerator.prepare(model, loader, optimizer)"
+    )
+    right = wrong.replace("(model, loader, optimizer)", "(model, optimizer, loader)")
+    nodes = (ast.Assign,)
+    words = (".prepare(", "accelerate")
+
+    def visit(self, node: Any) -> Iterator[Found]:
+        target = node.targets[0]
+        if isinstance(target, ast.Tuple) and method_of(node.value) == "prepare":
+            taken, given = (list(map(source_text, e)) for e in (target.elts, node.value.args))
+            if taken != given and sorted(taken) == sorted(given):
+                yield node, f"{', '.join(taken)} = prepare({', '.join(given)})"[:80]
 
 
 # -- where ranks meet ----------------------------------------------------------------------------
@@ -143,7 +222,18 @@ class _OfRanks(Rule):
     """A rule for scripts that run on several ranks."""
 
     packages = (*TORCH, *TPU)
-    words = ("torch.distributed|DataParallel|torch_xla|Accelerator",)
+
+    @classmethod
+    def may_stand_in(cls, text: str) -> bool:
+        """By torch_xla or accelerate, by a wrapper beside what one rank does alone, or by a test
+        of the rank beside a collective."""
+        packages = imported(text)
+        if "torch_xla" in packages or ("accelerate" in packages and "Accelerator" in text):
+            return True
+        if any(wrapper in text for wrapper in _WRAPPERS) and _ALONE.search(text):
+            return True
+        is_distributed = "torch.distributed" in text and _BARE_TEST.search(text)
+        return bool(is_distributed and _MEETS.search(text))
 
 
 class CollectiveUnderMaster(_OfRanks):

@@ -1,7 +1,9 @@
 """One rule is one class: what it finds, what happens there, and what to do instead."""
 
 import ast
+import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from tpukit.probe.lint.rules.code import Code
@@ -37,21 +39,35 @@ class Rule:
     """One of them is imported."""
     words: ClassVar[tuple[str, ...]] = ()
     """Texts that stand in a module with a finding; `a|b` is one of them."""
+    sign: ClassVar[re.Pattern[str] | None] = None
+    """What it shows besides, where the words are frequent."""
 
     def __init__(self, code: Code) -> None:
         self.code = code
 
     @classmethod
+    def may_stand_in(cls, text: str) -> bool:
+        """Whether a file may hold a finding: most are ruled out before they are parsed."""
+        if not all(any(word in text for word in each.split("|")) for each in cls.words):
+            return False
+        is_imported = not imported(text).isdisjoint(cls.packages)
+        return is_imported and (cls.sign is None or cls.sign.search(text) is not None)
+
+    @classmethod
     def concerns(cls, code: Code) -> bool:
-        """Whether a module may hold a finding."""
         if code.to_xla and "torch_xla" in cls.packages:
             return True
-        has_words = all(any(word in code.text for word in w.split("|")) for w in cls.words)
-        return has_words and not code.packages.isdisjoint(cls.packages)
+        return not code.packages.isdisjoint(cls.packages) and cls.may_stand_in(code.text)
 
     def visit(self, node: Any) -> Iterator[Found]:
         """What is wrong at a node of one of the types."""
         raise NotImplementedError
+
+
+@lru_cache(maxsize=1)
+def imported(text: str) -> frozenset[str]:
+    """The words of the lines that import."""
+    return frozenset(re.findall(r"\w+", " ".join(re.findall(r"\b(?:import|from)\s[^\n]*", text))))
 
 
 def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:

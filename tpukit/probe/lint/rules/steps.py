@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from tpukit.probe.lint.guards import ends
 from tpukit.probe.lint.rules.code import Code
-from tpukit.probe.lint.rules.roles import LOADS_DATA, LOSS, off_tpu
+from tpukit.probe.lint.rules.roles import LOADS_DATA, LOSS, MODEL, off_tpu
 from tpukit.probe.lint.rules.rule import TPU, XLA, Found, Rule
 from tpukit.probe.lint.syntax import (
     ELSEWHERE,
@@ -189,6 +189,35 @@ class WaitInStep(_OfSteps):
             given = [*node.args[:1], *(k.value for k in node.keywords if k.arg == "wait")]
             return any(is_constant(value, True) for value in given)
         return self.code.means(node.func, "waits") or method_of(node) == "wait_for_everyone"
+
+
+class SyncInStep(_OfSteps):
+    """A sync between the forward and the backward pass cuts the step into two programs, with what
+    the backward pass needs kept between them. Once, after `optimizer.step()`, is enough."""
+
+    id = "sync-in-step"
+    effect = "cuts the step in two"
+    new = "once, after optimizer.step(): here it cuts the step into two programs"
+    wrong = (
+        "import torch_xla\nfor x in loader:\n    loss = model(x)\n    torch_xla.sync()\n"
+        "    loss.backward()\n    optimizer.step()"
+    )
+    right = wrong.replace("    torch_xla.sync()\n", "") + "\n    torch_xla.sync()"
+    packages = XLA
+
+    def visit(self, node: Any) -> Iterator[Found]:
+        if not self.code.part(Steps).is_body(node):
+            return
+        forward, cut = False, None
+        for call in of_kind((getattr(s, "value", None) for s in node.body), ast.Call):
+            if self.code.means(call.func, "syncs"):
+                cut = call if forward else None
+            elif method_of(call) == "backward":
+                if cut is not None:
+                    yield cut.func, f"{source_text(cut)[:40]} before backward()"
+                return
+            else:
+                forward |= MODEL.search(source_text(call.func)) is not None
 
 
 class GrowingShape(_OfSteps):

@@ -203,6 +203,25 @@ class GradientsCleared(_OfBlock):
         return f"{source_text(call)} after backward()" if after and not (used or again) else None
 
 
+class ClipAfterStep(_OfBlock):
+    """`clip_grad_norm_` behind `optimizer.step()`, with no step after it, changes gradients that
+    nothing reads."""
+
+    id = "clip-after-step"
+    effect = "clips nothing"
+    new = "clip_grad_norm_ between backward() and step()"
+    words = (".backward(", "step(", "clip_grad_")
+    wrong = "loss.backward()\noptimizer.step()\nnn.utils.clip_grad_norm_(model.parameters(), 1)"
+    right = "loss.backward()\nnn.utils.clip_grad_norm_(model.parameters(), 1)\noptimizer.step()"
+
+    def in_block(self, block: StatementBlock, number: int, call: ast.Call) -> str | None:
+        if not called_name(call).startswith("clip_grad_") or not block.backward:
+            return None
+        earlier = any(block.backward[-1] < at < number for at, _ in block.steps)
+        later = any(at > number for at, _ in block.steps)
+        return source_text(call)[:60] if earlier and not later else None
+
+
 class SchedulerGivenLoss(_OfBlock):
     """Only `ReduceLROnPlateau` takes a metric. Any other scheduler takes the argument of `step`
     for the epoch: a loss of 0.3 sets the rate back to its start. Call `scheduler.step()`."""

@@ -23,6 +23,8 @@ from tpukit.probe.lint.syntax import (
     trains,
 )
 
+_ON_GPUS = re.compile(r"deepspeed|@require_(?:cuda|gpu|multi_gpu|fp16|non_cpu)", re.I)
+"""Text of a module that runs on GPUs alone."""
 _WRITTEN = "DataLoader(..., drop_last=False)"
 _LONGEST = re.compile(
     r"max\((?:[(\[]|map\()?\s*(?:len\b|\w*len(?:gth)?s?\b|\w+(?:\[[^]]*\])?\.(?:size|shape))"
@@ -51,6 +53,25 @@ class _OnXla(Rule):
 
     nodes: ClassVar[tuple[type[ast.AST], ...]] = (ast.Call,)
     packages = XLA
+
+
+class Fp16Accelerator(Rule):
+    """`Accelerator(mixed_precision="fp16")` needs a GPU: a TPU computes in bf16."""
+
+    id = "fp16-accelerator"
+    effect = "raises on TPU"
+    new = 'mixed_precision="bf16" on a TPU (fp16 needs a GPU), or that of the launcher'
+    wrong = 'from accelerate import Accelerator\naccelerator = Accelerator(mixed_precision="fp16")'
+    right = wrong.replace("fp16", "bf16")
+    nodes = (ast.Call,)
+    packages = ("accelerate",)
+    words = ("Accelerator",)
+
+    def visit(self, node: Any) -> Iterator[Found]:
+        on_gpus = _ON_GPUS.search(self.code.text) or self.code.runs_under(GPU_TEST, node)
+        is_fp16 = getattr(argument(node, "mixed_precision"), "value", "") == "fp16"
+        if is_fp16 and not on_gpus and self.code.means(node.func, "accelerator"):
+            yield node.func, 'Accelerator(mixed_precision="fp16")'
 
 
 class ScalerOnXla(_OnXla):

@@ -75,7 +75,9 @@ def _with_site(
     if site is not None:
         is_cited = site.frame.path.endswith(explanation.entry.source.rpartition("/")[2] or "\0")
         sure = explanation.confidence if is_cited else _less_sure(explanation)
-        return replace(explanation, place=site.why, confidence=sure)
+        return replace(
+            explanation, place=site.why, place_fix="" if is_cited else site.fix, confidence=sure
+        )
     return replace(explanation, place=found.why) if found is not None else explanation
 
 

@@ -89,6 +89,13 @@ class Installed:
         }
         return public_names(str(inner / "__init__.py")) | defined
 
+    def attributes(self, package: str, name: str) -> set[str]:
+        """Methods and attributes that a class's own body has."""
+        node = _definition(self.folder(package), name)
+        inner = list(ast.walk(node)) if isinstance(node, ast.ClassDef) else []
+        stored = {n.attr for n in inner if isinstance(n, ast.Attribute) and _is_stored(n)}
+        return stored | {n.name for n in inner if isinstance(n, source.Function)}
+
 
 def installed_for(raised: Raised, path: Sequence[str] = ()) -> Installed:
     """The packages that a program could import: by its record, else by the files that it names."""
@@ -215,3 +222,7 @@ def _parameters(installed: Installed, package: str, name: str, depth: int) -> di
 
 def _annotation(node: ast.expr | None) -> str:
     return ast.unparse(node) if node is not None else ""
+
+
+def _is_stored(node: ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store)

@@ -13,7 +13,7 @@ import builtins
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -33,6 +33,9 @@ _KEYWORD = re.compile(
     r"(?:(?P<owner>[\w.<>]+)\.)?(?P<function>\w+)\(\) got an unexpected keyword argument "
     r"'(?P<name>\w+)'"
 )
+_OF_OBJECT = re.compile(
+    r"(?:type object )?'(?P<owner>[\w.]+)'(?: object)? has no attribute '(?P<name>\w+)'"
+)
 _CONFIG = r"[A-Z]\w*(?:Config|Configuration|Arguments|Args|Kwargs|Options|Plugin)\b"
 _SLIP = 0.88
 """How alike two names are of which one is a slip of the other."""
@@ -45,6 +48,7 @@ class Advice:
 
     why: str
     fix: str
+    id: str = ""
     leads: bool = True
     """Whether it replaces what the tables say; else it stands below."""
     is_weak: bool = False
@@ -53,7 +57,11 @@ class Advice:
 
 def lost(raised: Raised, installed: Installed) -> Advice | None:
     """What the installed packages say of a name that is missing; None for another exception."""
-    return _lost_import(raised, installed) or _lost_argument(raised, installed)
+    return (
+        _lost_import(raised, installed)
+        or _lost_argument(raised, installed)
+        or _lost_attribute(raised, installed)
+    )
 
 
 def _lost_import(raised: Raised, installed: Installed) -> Advice | None:
@@ -187,7 +195,7 @@ def _exclude(first: SpecifierSet, second: SpecifierSet) -> bool:
     return any(not upper.contains(version, prereleases=True) for version in [*lower, *exact])
 
 
-# -- arguments ------------------------------------------------------------------------------------
+# -- arguments and attributes ----------------------------------------------------------------------
 def _lost_argument(raised: Raised, installed: Installed) -> Advice | None:
     match = _KEYWORD.match(raised.message)
     user = raised.users_frame
@@ -266,3 +274,22 @@ def _argument_instead(
     if pin and known:
         return f"leave out `{name}` ({known.words}), or {pin}"
     return f"leave out `{name}`: nothing there is like it"
+
+
+def _lost_attribute(raised: Raised, installed: Installed) -> Advice | None:
+    match = _OF_OBJECT.match(raised.message)
+    user = raised.users_frame
+    asker = next((frame for frame in reversed(raised.frames) if not frame.passes_on), None)
+    if match is None or user is None or asker is not user:
+        return None
+    owner, name = match["owner"].rpartition(".")[2], match["name"]
+    packages: Sequence[str] = [frame.package for frame in reversed(raised.frames)]
+    for package in dict.fromkeys([*packages, *(module for _, module in _imported(raised))]):
+        attributes = installed.attributes(package, owner) if package else set()
+        known = lost_name(owner, name, installed.version(package)) if attributes else None
+        new = known.new if known and known.new in attributes else _slip(name, attributes)
+        if new:
+            release = f"{package} {installed.version(package)}".strip()
+            why = f"`{owner}` of {release} has no `{name}` ({user.place})."
+            return Advice(why, f"`{new}` in place of `{name}`.")
+    return None

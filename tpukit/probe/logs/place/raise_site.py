@@ -1,11 +1,12 @@
-"""The `raise` that an exception came from: its condition, and the values in it."""
+"""The `raise` that an exception came from: its condition, the values in it, what makes it false."""
 
 from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tpukit.probe.logs.explanations import shorten
 from tpukit.probe.logs.place import source
@@ -17,6 +18,15 @@ _MOST_STEPS = 12
 _MOST_TESTS = 2
 _MOST_SET = 3
 _MOST_VALUES = 6
+_NEGATED = {
+    ast.Eq: "!=", ast.NotEq: "==", ast.Lt: ">=", ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<",
+    ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
+}  # fmt: skip
+_AS_WRITTEN = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+    ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in",
+}  # fmt: skip
+_LISTED = re.compile(r"[\[({'\"]|(?:list|tuple|set|dict)\(")
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,7 @@ class Site:
     values: Mapping[str, str]
     set_by: Sequence[str] = ()
     """Code and place of what gives the values, in the user's files."""
+    ways_out: Sequence[str] = field(default=())
 
     @property
     def why(self) -> str:
@@ -52,12 +63,9 @@ class Site:
 
     @property
     def fix(self) -> str:
-        """The user's code to change; empty where it gives none of the values."""
-        return (
-            f"Change {' or '.join(self.set_by)} so that the condition does not hold."
-            if self.set_by
-            else ""
-        )
+        """What makes the condition false; empty where its form does not say."""
+        text = f"{' or '.join(self.ways_out)}." if self.ways_out else ""
+        return text[:1].upper() + text[1:]
 
 
 def raise_site(raised: Raised) -> Site | None:
@@ -127,7 +135,8 @@ def _site(raised: Raised, index: int, node: ast.Raise | ast.Assert) -> Site | No
     names = list(dict.fromkeys(name for test in tests for name in _names(test.node)))
     known = {n: shorten(value, 80) for n in names if (value := _value(n, frame, values))}
     set_by = list(dict.fromkeys(text for name in names for text in _set_by(raised, index, name)))
-    return Site(frame, tests, known, set_by[:_MOST_SET])
+    outs = _ways_out(tests[0].node, tests[0].holds, {**values, **known})
+    return Site(frame, tests, known, set_by[:_MOST_SET], outs)
 
 
 def _is_class(made: ast.Call, name: str) -> bool:
@@ -266,6 +275,79 @@ def _settings(path: str, name: str) -> Iterator[str]:
             text = source.short(node, 70) if attributes else ""
         if text:
             yield f"`{text}` ({Frame(path, line).place})"
+
+
+# -- what makes a condition false ------------------------------------------------------------------
+def _ways_out(test: ast.expr, holds: bool, values: Mapping[str, str]) -> list[str]:
+    """Alternatives, each of which makes the condition false; empty where one cannot be named."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _ways_out(test.operand, not holds, values)
+    if isinstance(test, ast.BoolOp):
+        parts = [_ways_out(part, holds, values) for part in test.values]
+        if isinstance(test.op, ast.And) == holds:
+            return [way for part in parts for way in part]
+        return [" and ".join(part[0] for part in parts)] if all(parts) else []
+    way = _way_out(test, holds, values)
+    return [way] if way else []
+
+
+def _way_out(test: ast.expr, holds: bool, values: Mapping[str, str]) -> str:
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _of_comparison(test, holds, values)
+    name = ast.unparse(test)
+    if isinstance(test, ast.Name | ast.Attribute):
+        if values.get(name) in ("True", "False"):
+            return f"`{_shown(name)}={values[name] != 'True'}`"
+        return f"leave out `{_shown(name)}`" if holds else f"give `{_shown(name)}`"
+    if isinstance(test, ast.Call) and source.called(test) == "isinstance" and len(test.args) == 2:
+        kind, value = source.short(test.args[1], 60), ast.unparse(test.args[0])
+        return (
+            f"give another type than `{kind}` as `{value}`"
+            if holds
+            else (f"give a `{kind}` as `{_shown(value)}`")
+        )
+    if available := re.fullmatch(r"(?:\w+\.)*is_(\w+)_available\(\)", name):
+        return "" if holds else f"install `{available[1]}`"
+    return ""
+
+
+def _of_comparison(test: ast.Compare, holds: bool, values: Mapping[str, str]) -> str:
+    operator, left, right = type(test.ops[0]), test.left, test.comparators[0]
+    wanted = (_NEGATED if holds else _AS_WRITTEN)[operator]
+    name, other = ast.unparse(left), ast.unparse(right)
+    if wanted == "==" and isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mod):
+        return _multiple(ast.unparse(left.left), ast.unparse(left.right), values)
+    quotient = re.fullmatch(r"\(?(.+?) // (.+?)\)? \* (.+)", name)
+    if wanted == "==" and quotient and quotient[2] == quotient[3]:
+        return _multiple(other, quotient[2], values)
+    if other == "None":
+        return (
+            f"set `{_shown(name)}`"
+            if wanted in ("is not", "!=")
+            else (f"leave out `{_shown(name)}`")
+        )
+    if wanted in ("in", "not in"):
+        listed = values.get(other, other)
+        listed = listed if _LISTED.match(listed) else f"`{listed}`"
+        return f"make `{_shown(name)}` {'one' if wanted == 'in' else 'none'} of {listed[:200]}"
+    if wanted == "==" and isinstance(right, ast.Constant):
+        return f"`{_shown(name)}` of {other}"
+    return f"make `{_shown(name)} {wanted} {_shown(other)}`"
+
+
+def _shown(name: str) -> str:
+    return name.removeprefix("self.")
+
+
+def _multiple(first: str, second: str, values: Mapping[str, str]) -> str:
+    """`make a a multiple of b`, with the divisors where both are numbers."""
+    a, b = (int(t) if re.fullmatch(r"\d+", t := values.get(n, n)) else 0 for n in (first, second))
+    said = f"make `{_shown(first)}` a multiple of `{_shown(second)}`"
+    if not a or not b or a % b == 0:
+        return said
+    divisors = sorted((n for n in range(1, a + 1) if a % n == 0), key=lambda n: abs(n - b))[:3]
+    near = " or ".join(str(n) for n in (a // b * b, (a // b + 1) * b) if n)
+    return f"{said} ({near}; {', '.join(map(str, sorted(divisors)))} divide {a})"
 
 
 def _place(frame: Frame) -> str:

@@ -3,14 +3,11 @@
 import re
 from pathlib import Path
 
+from tpukit.probe.logs.particulars import CREATING
 from tpukit.probe.logs.place import source
 from tpukit.probe.logs.place.lost import Advice
 from tpukit.probe.logs.tracebacks import Raised
 
-_CREATING = re.compile(
-    r"\b(?:mkdir|savefig|save|to_csv|to_json|write_\w+|imwrite|open\(.*['\"][wax])"
-)
-"""Calls that make the file that they name."""
 _KEYS = re.compile(r"dict\((.*?)(, \.\.\.)?\)")
 _ARRAY = re.compile(r"\w+\([\d, ]*\) (?:torch|[a-z]+\d)")
 _MOST_LISTED = 8
@@ -58,7 +55,7 @@ def _file(raised: Raised) -> Advice | None:
     if folder == Path(match[1]) or not folder.is_dir():
         return None
     codes = [frame.code for frame in raised.frames if frame.code]
-    if missing != Path(match[1]) and any(_CREATING.search(code) for code in codes):
+    if missing != Path(match[1]) and any(CREATING.search(code) for code in codes):
         why = f"The folder `{missing}` in which it is to be made does not exist."
         return Advice(why, f"`mkdir -p {Path(match[1]).parent}` before it.")
     there = sorted(path.name for path in folder.iterdir())
