@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -32,10 +33,13 @@ with exclusive(Path(sys.argv[1])):
 """
 
 
-def holder(path, code=HOLDING):
+def holder(path, code=HOLDING, **variables):
     """A process that holds the lock when this returns."""
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **variables},
     )
     assert process.stdout.readline() == "held\n"
     return process
@@ -109,3 +113,17 @@ def test_an_owner_that_was_asked_to_end_is_waited_for(tmp_path):
     process = holder(tmp_path / ".lock", ENDING)
     wait_for_ending_owner(tmp_path / ".lock", waited_for.append)
     assert waited_for == [process.pid] and process.wait() == 0
+
+
+def test_an_owner_whose_cell_was_interrupted_is_about_to_end(tmp_path):
+    cell = subprocess.Popen(["sleep", "60"])
+    process = holder(tmp_path / ".lock", TPUKIT_FOLLOWER=str(cell.pid))
+    waited_for = []
+    wait_for_ending_owner(tmp_path / ".lock", waited_for.append)
+    assert waited_for == []
+    cell.kill()
+    cell.wait()
+    process.send_signal(signal.SIGTERM)  # it ends as a run does then
+    wait_for_ending_owner(tmp_path / ".lock", waited_for.append)
+    assert set(waited_for) <= {process.pid}
+    process.wait()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from tpukit.io.notebook import follower
 from tpukit.io.process import is_alive, wait_for_end
 
 DYING_SECONDS = 5.0
@@ -51,7 +52,7 @@ def exclusive(
             on_wait()
         lock.acquire(poll_interval=POLL_SECONDS)
     try:
-        _write_owner(path, Owner(os.getpid(), platform.node()))
+        _write_owner(path, Owner(os.getpid(), platform.node(), follower()))
         yield
     finally:
         _owner_file(path).unlink(missing_ok=True)
@@ -77,8 +78,16 @@ class Owner:
 
     process: int
     host: str
+    follower: int | None
+    """The command of a notebook's cell with which it ends."""
     ending: bool = False
     """Whether it was asked to end."""
+
+    def is_about_to_end(self) -> bool:
+        """Whether it lives, on this host, and is going to end by itself."""
+        if self.host != platform.node() or not is_alive(self.process):
+            return False
+        return self.ending or (self.follower is not None and not is_alive(self.follower))
 
 
 def mark_ending(path: Path) -> None:
@@ -94,9 +103,7 @@ def wait_for_ending_owner(path: Path, on_wait: Callable[[int], None]) -> None:
     Calls `on_wait` with its process id before.
     """
     owner = _owner(path)
-    if owner is None or not owner.ending or owner.host != platform.node():
-        return
-    if is_alive(owner.process):
+    if owner is not None and owner.is_about_to_end():
         on_wait(owner.process)
         wait_for_end(owner.process)
 
