@@ -88,6 +88,12 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale():
     assert run.backend.state()["scaler"]["scale_of_mean"] == 2.0**39
 
 
+def test_fp16_goes_on_at_torchs_first_scale_where_an_old_checkpoint_has_one_of_sums():
+    backend = half_precision()
+    backend.load_state({"scaler": {"scale": 16.0, "growth_tracker": 3.0}})
+    assert backend.state()["scaler"] == {"scale_of_mean": 65536.0, "growth_tracker": 0.0}
+
+
 def test_attention_with_bias_and_causal():
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 3, 6, 4) for _ in range(3))

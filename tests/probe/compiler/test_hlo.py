@@ -109,6 +109,23 @@ def test_a_refusal_lists_allocations():
     assert second.place is None
 
 
+def test_one_buffer_that_is_too_large_has_the_model_s_line_that_makes_it():
+    text = (
+        "Allocation (size=34359738368) would exceed memory (size=17179869184) :: #allocation494"
+        " [shape = 'f32[512,4,2048,2048]{2,3,1,0:T(8,128)}', space=hbm] :: <no-hlo-instruction>"
+    )
+    made = "tensor<2048x2048x2048xf32>"
+    operations = [
+        ("%1 = add : tensor<8x4xf32>", "aten::add, at /u/model.py:3"),
+        (f"%2 = copy : {made}", None),
+        (f"%3 = dot : (tensor<8x4xf32>) -> {made}", "aten::bmm, at /u/model.py:9"),
+    ]
+    (found,) = hlo.refused_buffer(text, operations)
+    assert (found.place, found.operator) == ("/u/model.py:9", "aten::bmm")
+    assert (found.size_bytes, found.shape) == (34359738368, "f32[512,4,2048,2048]")
+    assert hlo.refused_buffer(text, operations[:2]) == []
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("15.75G", int(15.75 * 2**30)), ("0B", 0), ("1.00T", 2**40), ("5K", 5120)],

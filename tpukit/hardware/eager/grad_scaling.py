@@ -78,6 +78,8 @@ class ScaledUpdate(PlainUpdate):
         return {SCALE: float(state["scale"]), "growth_tracker": growth}
 
     def set_state(self, state: Mapping[str, float]) -> None:
+        if SCALE not in state:  # an older checkpoint's, of a sum
+            return
         current = self.scaler.state_dict()
         current["scale"] = state[SCALE]
         current["_growth_tracker"] = int(state["growth_tracker"])

@@ -18,7 +18,9 @@ from tpukit.probe.compiler.compile import (
     TpuCompiler,
     TracedStep,
     program_key,
+    program_text,
 )
+from tpukit.probe.compiler.source_map import located_operations
 from tpukit.probe.targets import Target
 from tpukit.probe.trial import (
     Effort,
@@ -88,6 +90,9 @@ class CachedCompiler:
             if not is_out_of_memory_text(text):
                 raise
             largest = hlo.listed_allocations(text)[:LISTED_ALLOCATIONS]
+            if not largest:
+                operations = located_operations(program_text(program, places=True))
+                largest = hlo.refused_buffer(text, operations)
             return hlo.ProgramCosts(
                 refusal=summary_line(text, 1000), largest=[dataclasses.asdict(a) for a in largest]
             )

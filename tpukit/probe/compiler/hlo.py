@@ -206,6 +206,8 @@ def _padded_elements(sizes: list[int], minor_to_major: list[int], tiling: str) -
 
 USED_OF = re.compile(r"Used ([0-9.]+[KMGT]?) of ([0-9.]+[KMGT]?) hbm")
 ONE_BUFFER = re.compile(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)")
+ONE_SHAPE = re.compile(r"shape = '(\w+\[([0-9,]+)\])")
+MADE = re.compile(r"tensor<([0-9]+(?:x[0-9]+)*)x\w+>")
 EXCEEDS = re.compile(r"\(([0-9.]+[KMGT]?)\) exceeds available HBM \(([0-9.]+[KMGT]?)\)")
 LISTED_ALLOCATION = re.compile(
     r"Size: (?P<size>[0-9.]+[KMGT]?)\s*\n"
@@ -235,6 +237,23 @@ def listed_allocations(text: str) -> list[Allocation]:
         operator = match["operator"] or "?"
         found.append(Allocation(parse_hbm_size(match["size"]), shape, operator, place))
     return found
+
+
+def refused_buffer(text: str, operations: Iterable[tuple[str, str | None]]) -> list[Allocation]:
+    """The one buffer that is larger than the memory, which the compiler names by its shape alone.
+
+    operations: as `located_operations` has them; the first that makes as large an array counts.
+    """
+    size, shape = ONE_BUFFER.search(text), ONE_SHAPE.search(text)
+    if size is None or shape is None:
+        return []
+    elements = math.prod(map(int, shape[2].split(",")))
+    for operation, place in operations:
+        made = MADE.findall(operation)
+        if place and made and math.prod(map(int, made[-1].split("x"))) == elements:
+            operator, _, where = place.partition(", at ")
+            return [Allocation(int(size[1]), shape[1], operator, where)]
+    return []
 
 
 def parse_hbm_size(text: str) -> int:
