@@ -59,7 +59,7 @@ def made_up_task(size: str, samples: int):
             array[start : start + len(part)] = part[: samples - start]
         arrays[name] = array
     unit = Normalisation(np.zeros(208, np.float32), np.ones(208, np.float32))
-    data = EITDataset(Samples(**arrays, digest=""), unit)
+    data = EITDataset(Samples(**arrays), unit)
     task = EITTask(size=size)
     task.datasets = lambda: Datasets(data, None)
     return task

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from fuzzed_inputs import SAMPLE, TRACE, mutated
+from fuzzed_inputs import ALL_BYTES, SAMPLE, TRACE, mutated
 from hypothesis import HealthCheck, given, seed, settings
 
 from tpukit.errors import TpukitError
@@ -145,10 +145,11 @@ def _test_set(path: Path, content: bytes) -> None:
 def _token_cache(path: Path, content: bytes) -> None:
     """A damaged cache is built again: its tokens are those of the file."""
     from tpukit.tasks.llm.data.token_cache import open_token_cache
-    from tpukit.tasks.llm.data.tokenizer_choice import train_tokenizer
+    from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer
 
     path.with_suffix(".csv").write_bytes(b"id,dialogue,summary\n1,a b,c\n")
-    tokenizer = train_tokenizer([], 300)
+    path.with_suffix(".tiktoken").write_bytes(ALL_BYTES)
+    tokenizer = load_tokenizer(str(path.with_suffix(".tiktoken")))
     with patch.dict(os.environ, TPUKIT_CACHE_DIR=str(path.parent)):
         opened = open_token_cache(path.with_suffix(".csv"), tokenizer, 64).example(0)
         expected = opened[0].tolist(), opened[1]

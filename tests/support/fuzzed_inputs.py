@@ -1,5 +1,6 @@
 """Inputs of the readers: valid and hostile ones, with a few bytes changed."""
 
+import base64
 import io
 import json
 import os
@@ -95,4 +96,6 @@ def mutated(draw: Any, kind: str) -> bytes:
     return bytes(content)
 
 
+ALL_BYTES = b"".join(base64.b64encode(bytes([byte])) + f" {byte}\n".encode() for byte in range(256))
+"""A tokenizer file of 256 tokens."""
 SAMPLE = _archive(ys=np.zeros((208, 1)), xs=np.zeros((128, 128)))

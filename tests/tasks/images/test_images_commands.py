@@ -240,3 +240,5 @@ def test_a_damaged_image_ends_the_run_with_its_name(shapes, tmp_path):
     told = failure(train(data, tmp_path / "run", *once, "--num-workers", "1"))
     assert f"star/{damaged.name}: not an image that can be read" in told
     assert "damaged=skip" in told
+    done = result(train(data, tmp_path / "run", *once, "--set", "damaged=skip", steps=1))
+    assert done["finished"]

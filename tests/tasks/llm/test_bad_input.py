@@ -12,6 +12,7 @@ from runs import failure, tpukit
 from tpukit import cli
 from tpukit.errors import ConfigError, DataError, UsageError
 from tpukit.io.tables import read_table
+from tpukit.tasks.llm.data.rows import read_rows
 from tpukit.tasks.llm.generation.decoding import Decoding
 from tpukit.tasks.llm.predict import _open_journal, require_writable
 from tpukit.train.submission import require_match
@@ -72,6 +73,7 @@ def test_a_training_file_with(train, name: str) -> None:  # type: ignore[no-unty
         (["--lora-rank", "4", "--set", "lora_targets=wte"], "an adapter of one alone"),
         (["--lora-rank", "4", "--set", "lora_targets=5"], "a gpt2 has no 5"),
         (["--lora-rank", "4", "--lora-layers", "1-x"], "neither a layer nor a range"),
+        (["--lora-rank", "4", "--lora-layers", "0-9"], "there is no layer 9"),
         (["--lora-rank", "4", "--set", "lora_layers=9"], "there is no layer 9"),
         (["--lora-rank", "4", "--lora-layers", "0-99999999"], "neither a layer nor a range"),
         (["--set", "lora_init=a", "--set", "adapter=use_dora=true"], "adapter: that of lora_init"),
@@ -102,10 +104,33 @@ def test_a_vocabulary_that_does_not_fit_the_weights(train, tmp_path: Path, ops) 
     assert "have 900" in told and "--tokenizer" in told
 
 
+def predict(tmp_path: Path, *options: object, capsys) -> tuple[int, str]:  # type: ignore[no-untyped-def]
+    code = cli.run(["predict", "--hw", "cpu", *map(str, options)])
+    return code, capsys.readouterr().err
+
+
+def test_predicting_with_a_run_that_is_missing_or_anothers(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]
+    code, told = predict(tmp_path, "--run", tmp_path / "none", capsys=capsys)
+    assert code == 2 and "Run folder" in told and "does not exist" in told
+    (tmp_path / "empty").mkdir()
+    code, told = predict(tmp_path, "--run", tmp_path / "empty", capsys=capsys)
+    assert code == 2 and "no config.toml" in told
+
+
+def test_a_device_is_no_file_to_read() -> None:
+    """Reading it would never end."""
+    with pytest.raises(DataError, match="/dev/full: not a regular file"):
+        next(read_rows(Path("/dev/full"), summaries=False))
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"temperature": float("nan")}, r"--temperature .* in \(0, 1000\]"),
+        ({"temperature": 0.0}, r"--temperature .* in \(0, 1000\]"),
+        ({"top_p": float("inf")}, r"--top-p .* in \(0, 1\]"),
+        ({"num_beams": 2**63}, r"--num-beams .* in \[1, 1024\]"),
+        ({"max_new_tokens": 0}, r"--max-new-tokens .* in \[1, 1048576\]"),
         ({"max_new_tokens": 10**20}, r"--max-new-tokens .* in \[1, 1048576\]"),
         ({"do_sample": True, "num_beams": 2}, "--do-sample and --num-beams are both given"),
     ],

@@ -73,7 +73,7 @@ class EITTask(Task):
         root = existing_data_path(Path(self.settings.data_path))
         normalisation = self.normalisation or data_normalisation(root)
         train, valid = (open_split(root, name, normalisation) for name in ("train", "valid"))
-        digests = f"{train.samples.digest} {valid.samples.digest}"
+        digests = f"{train.samples.digest()} {valid.samples.digest()}"
         return Datasets(
             train,
             valid,

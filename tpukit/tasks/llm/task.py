@@ -42,10 +42,9 @@ from tpukit.tasks.llm.data.token_cache import (
     file_digest,
     open_token_cache,
 )
-from tpukit.tasks.llm.data.tokenizer import Tokenizer, has_tokenizer
+from tpukit.tasks.llm.data.tokenizer import Tokenizer, has_tokenizer, tokenizer_from_bytes
 from tpukit.tasks.llm.data.tokenizer_choice import (
     load_tokenizer,
-    tokenizer_of_run,
     trained_tokenizer,
 )
 from tpukit.tasks.llm.generate import GeneratedDialogues
@@ -373,9 +372,8 @@ class SummarizeTask(Task):
         from tpukit.tasks.llm.model.load import Shape
 
         recorded = json.loads(artifacts[MODEL_FILE])
-        known: dict[str, Any] = {
-            "tokenizer": tokenizer_of_run(artifacts[TOKENIZER_FILE]), "is_restored": True
-        }  # fmt: skip
+        tokenizer = tokenizer_from_bytes(artifacts[TOKENIZER_FILE], TOKENIZER_FILE)
+        known: dict[str, Any] = {"tokenizer": tokenizer, "is_restored": True}
         if "fields" not in recorded:
             adapter = replace(self.settings, lora_init=None).adapter_fields()
             known |= {"old": (old := OldRun(recorded, adapter)), "adapter": None}

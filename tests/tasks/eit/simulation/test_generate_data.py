@@ -201,7 +201,7 @@ def test_a_damaged_file_is_named(tmp_path):
     command = ["data", "eit", "--out", tmp_path / "set", "--n", "10", "--json"]
     result(tpukit(*command))
     (tmp_path / "set" / "train" / "0000003.npz").write_bytes(b"")
-    assert "0000003.npz is not an .npz of plain numbers" in failure(tpukit(*command[:-1]))
+    assert "0000003.npz is not an .npz file" in failure(tpukit(*command[:-1]))
 
 
 # -- workers ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from tiny_qwen import write_tokenizer
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.llm.data.prompt import PromptFormat, PromptStyle
 from tpukit.tasks.llm.data.rows import Columns, Row, read_rows
-from tpukit.tasks.llm.data.tokenizer import ASKED, Tokenizer
+from tpukit.tasks.llm.data.tokenizer import ASKED, tokenizer_from_bytes
 from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer
 from tpukit.tasks.llm.evaluate import has_references, read_references, score_rows
 from tpukit.tasks.llm.task import SummarizeTask
@@ -40,39 +40,6 @@ def written(path: Path, rows: list[dict]) -> Path:  # type: ignore[type-arg]
     return path
 
 
-TURNS = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
-ANSWER_OF = PromptStyle(Columns("text", "answer", None), chat=True)
-
-
-def made(folder: Path, style: PromptStyle = TURNS, size: int = 900, **how):  # type: ignore[no-untyped-def]
-    """A tokenizer in `folder` as transformers has it, and the prompts that are made with it."""
-    write_tokenizer(folder, **how)
-    base = load_tokenizer(str(folder))
-    formats = PromptFormat(base.for_chat() if style.chat else base, size, style)
-    return transformers.AutoTokenizer.from_pretrained(folder), formats
-
-
-def turns_of(*texts: str) -> list[dict[str, str]]:
-    """A user's and an assistant's, in turn."""
-    roles = ("user", "assistant") * len(texts)
-    return [{"role": r, "content": text} for r, text in zip(roles, texts, strict=False)]
-
-
-def require_same(theirs, formats, messages, single=False):  # type: ignore[no-untyped-def]
-    """The tokens of a conversation, and which of them are learned, are those of transformers."""
-    *asked, last = messages
-    text = asked[-1]["content"] if single else json.dumps(asked)
-    found = formats.example(Row(1, "1", text, last["content"]))
-    whole = theirs.apply_chat_template(
-        messages, return_assistant_tokens_mask=True, return_dict=True
-    )
-    count = len(found.tokens)
-    assert found.tokens == whole["input_ids"][:count]
-    mask = whole["assistant_masks"][:count]
-    assert sum(mask) == found.targets == sum(whole["assistant_masks"])
-    assert found.learned is None or mask == [*map(int, found.learned)]
-
-
 def test_tokens_are_those_of_transformers(folder: Path) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     ours = load_tokenizer(str(folder / "tokenizer.json"))
@@ -82,7 +49,7 @@ def test_tokens_are_those_of_transformers(folder: Path) -> None:
     assert ours.decode([*ours.encode("Ann came."), ours.end, 5]) == "Ann came."
     assert ours.end == theirs.eos_token_id
     assert theirs.eos_token_id not in ours.encode("Ann <|end|>"), "texts have no special tokens"
-    again = Tokenizer.from_bytes(ours.to_bytes())
+    again = tokenizer_from_bytes(ours.to_bytes(), "the test")
     assert again == ours and again.to_bytes() == ours.to_bytes()
 
 
@@ -105,9 +72,12 @@ def test_prompts_of_any_text_have_the_tokens_of_transformers(
     tmp_path: Path, template: str, spaces: bool
 ) -> None:
     """Words and line breaks of the template and of the text share tokens; blanks may go."""
-    theirs, formats = made(tmp_path, chat=template, spaces=spaces)
+    write_tokenizer(tmp_path, chat=template, spaces=spaces)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     base = load_tokenizer(str(tmp_path))
     plain = PromptStyle(Columns("text", "answer", None, ("tone",)), "{tone}: {text}\nWho? ")
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    asked = PromptStyle(Columns("text", "answer", None), chat=True)
     draw = random.Random(0)
 
     def text() -> str:
@@ -120,10 +90,10 @@ def test_prompts_of_any_text_have_the_tokens_of_transformers(
         def of_theirs(messages: list[dict[str, str]]) -> list[int]:
             return theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]  # type: ignore[no-any-return]
 
-        assert formats.prompt(row, 0) == of_theirs(messages)
+        assert PromptFormat(base.for_chat(), 500, turns).prompt(row, 0) == of_theirs(messages)
         row = replace(row, dialogue=text())
         user = [{"role": "user", "content": row.dialogue}]
-        assert PromptFormat(base.for_chat(), 500, ANSWER_OF).prompt(row, 0) == of_theirs(user)
+        assert PromptFormat(base.for_chat(), 500, asked).prompt(row, 0) == of_theirs(user)
         whole = theirs(f"{row.further['tone']}: {row.dialogue}\nWho? ")["input_ids"]
         assert PromptFormat(base, 500, plain).prompt(row, 0) == whole
 
@@ -140,7 +110,10 @@ THINKS = (
 
 def test_templates_see_what_they_look_for(tmp_path: Path) -> None:
     """Earlier thoughts go, switches are obeyed, as transformers has it; so is what is learned."""
-    theirs, ours = made(tmp_path, chat=THINKS)
+    write_tokenizer(tmp_path, chat=THINKS)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    ours = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900, turns)
     draw = random.Random(1)
 
     def text() -> str:
@@ -148,11 +121,22 @@ def test_templates_see_what_they_look_for(tmp_path: Path) -> None:
         return "".join(draw.choices(words, k=draw.randint(1, 6)))
 
     for _ in range(60):
-        messages = turns_of(*(text() for _ in range(3)))
-        asked = theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-        assert ours.prompt(Row(1, "1", json.dumps(messages), ""), 0) == asked
-    thoughts = "<think>\nWho?\n</think>\n\nAnn.", "<think>\nwho</think>Bob."
-    require_same(theirs, ours, turns_of("Who?", thoughts[0], "Bob?", thoughts[1]))
+        messages = [
+            {"role": role, "content": text()} for role in ("user", "assistant", "user", "assistant")
+        ]
+        row = Row(1, "1", json.dumps(messages[:3]), "")
+        asked = theirs.apply_chat_template(messages[:3], add_generation_prompt=True)["input_ids"]
+        assert ours.prompt(row, 0) == asked
+    messages[1]["content"] = "<think>\nWho?\n</think>\n\nAnn."
+    messages[3]["content"] = "<think>\nwho</think>Bob."
+    example = ours.example(replace(row, dialogue=json.dumps(messages[:3]),
+                                   summary=messages[3]["content"]))  # fmt: skip
+    whole = theirs.apply_chat_template(
+        messages, return_assistant_tokens_mask=True, return_dict=True
+    )
+    assert example is not None and example.learned is not None
+    assert example.tokens == whole["input_ids"][: len(example.tokens)]
+    assert [*map(int, example.learned)] == whole["assistant_masks"][: len(example.tokens)]
 
 
 TOOLS = (
@@ -167,10 +151,16 @@ TOOLS = (
 @pytest.mark.parametrize("name", ["Ann", "<|im_end|>"])
 def test_a_message_is_learned_from_its_beginning_to_its_end(tmp_path: Path, name: str) -> None:
     """Calls of tools, which the template looks for, are all of what these turns say."""
-    theirs, ours = made(tmp_path, chat=TOOLS)
+    write_tokenizer(tmp_path, chat=TOOLS)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    ours = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900, turns)
     said = [f"<tool_call>\n{name}\n</tool_call>", f"So <tool_call>{name}</tool_call>", "Bob."]
-    messages = turns_of("Who?", said[0], "Who?", said[1], "Who?")
-    example = ours.example(Row(1, "1", json.dumps(messages), "Bob."))
+    messages = [
+        {"role": role, "content": text} for answer in said
+        for role, text in (("user", "Who?"), ("assistant", answer))
+    ]  # fmt: skip
+    example = ours.example(Row(1, "1", json.dumps(messages[:-1]), "Bob."))
     assert example is not None and example.learned is not None
     learned = np.array(example.tokens)[example.learned]
     assert theirs.decode(learned) == "".join(f"{text}<|im_end|>" for text in said)
@@ -207,46 +197,109 @@ def test_an_answer_has_the_tokens_of_the_whole_text(
     tmp_path: Path, template: str, blank: str
 ) -> None:
     """Of tokenizers that write a blank before every text, or after each special token."""
-    made(tmp_path, chat=template, spaces=True)
+    write_tokenizer(tmp_path, chat=template, spaces=True)
     file = tmp_path / "tokenizer.json"
     file.write_text(file.read_text().replace('"first"', f'"{blank}"'))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    asked = PromptStyle(Columns("text", "answer", None), chat=True)
     chat = load_tokenizer(str(tmp_path)).for_chat()
-    several, one = (PromptFormat(chat, 900, style) for style in (TURNS, ANSWER_OF))
+    several, one = (PromptFormat(chat, 900, style) for style in (turns, asked))
     draw = random.Random(2)
 
     def text() -> str:
         return "Bob" + "".join(draw.choices(["Ann", " ", "who?", "\u00e9", "came"], k=6)) + "x"
 
+    roles = ("user", "assistant", "user", "assistant")
     for _ in range(20):
-        messages = turns_of(*(text() for _ in range(4)))
-        require_same(theirs, several, messages)
-        require_same(theirs, one, messages[2:], single=True)
+        messages = [{"role": role, "content": text()} for role in roles]
+        last = messages[3]["content"]
+        example = several.example(Row(1, "1", json.dumps(messages[:3]), last))
+        single = one.example(Row(1, "1", messages[2]["content"], last))
+        for found, said in ((example, messages), (single, messages[2:])):
+            whole = theirs.apply_chat_template(
+                said, return_assistant_tokens_mask=True, return_dict=True
+            )
+            assert found is not None
+            count = len(found.tokens)
+            assert found.tokens == whole["input_ids"][:count]
+            mask = whole["assistant_masks"][:count]
+            assert sum(mask) == found.targets == sum(whole["assistant_masks"])
+            assert found.learned is None or mask == [*map(int, found.learned)]
 
 
 CLOSES = CHATML.replace("{% generation %}{{ m.content }}", "{% generation %}{{ m.content }}"
                         "{% if '<think>' in m.content %}</think>{% endif %}")  # fmt: skip
 
 
-@pytest.mark.parametrize("template", [CHATML, ZEPHYR, THINKS, CLOSES])
-@pytest.mark.parametrize("said", ["<think>\nWho?</think>\nAnn", "<think>Ann?", "\n  Ann "])
+def test_an_answer_that_the_template_goes_on_with_learns_its_end(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, chat=CLOSES)
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900, turns)
+    said = [MESSAGES[1], {"role": "assistant", "content": "<think>Ann?"}, MESSAGES[3]]
+    example = formats.example(Row(1, "1", json.dumps(said), "Bob"))
+    assert example is not None and example.learned is not None
+    learned = np.array(example.tokens)[example.learned]
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.decode(learned) == "<think>Ann?<|im_end|>Bob<|im_end|>"
+
+
+ASKS_IF_EMPTY = CHATML.replace("{{ m.content }}<|im_end|>{% end", "{{ m.content or '?' }}<|im_end|>"
+                               "{% end", 1)  # fmt: skip
+
+
+@pytest.mark.parametrize("template", [CHATML, ZEPHYR, THINKS, ASKS_IF_EMPTY])
+@pytest.mark.parametrize("said", ["", "  ", "</think>", "<think>\nWho?</think>\n", "\n  Ann "])
 def test_an_earlier_answer_is_learned_as_transformers_masks_it(
     tmp_path: Path, template: str, said: str
 ) -> None:
-    require_same(*made(tmp_path, chat=template), turns_of("Who?", said, "Bob?", "Ann"))
+    write_tokenizer(tmp_path, chat=template)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900, turns)
+    messages = [{"role": role, "content": text} for role, text in (
+        ("user", "Who?"), ("assistant", said), ("user", "Bob?"), ("assistant", "Ann"))]  # fmt: skip
+    example = formats.example(Row(1, "1", json.dumps(messages[:3]), "Ann"))
+    whole = theirs.apply_chat_template(
+        messages, return_assistant_tokens_mask=True, return_dict=True
+    )
+    assert example is not None and example.learned is not None
+    count = len(example.tokens)
+    assert example.tokens == whole["input_ids"][:count]
+    own = [*map(int, example.learned)]
+    if not (template == ASKS_IF_EMPTY and not said):  # the template says it
+        assert own == whole["assistant_masks"][:count]
 
 
 def test_an_answer_after_a_template_has_the_tokens_of_the_whole_text(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, spaces=True)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     style = PromptStyle(Columns("text", "answer", None), "{text}\nwho?\n")
-    theirs, formats = made(tmp_path, style, spaces=True)
-    example = formats.example(Row(1, "1", "Ann came.", "Bob alone."))
+    example = PromptFormat(load_tokenizer(str(tmp_path)), 200, style).example(
+        Row(1, "1", "Ann came.", "Bob alone.")
+    )
     assert example is not None
     assert example.tokens[:-1] == theirs("Ann came.\nwho?\nBob alone.")["input_ids"]
+
+
+def test_fields_that_templates_write_beside_the_content_are_refused(tmp_path: Path) -> None:
+    columns = Columns("messages", id=None, has_messages=True)
+    called = {"role": "assistant", "content": None, "tool_calls": [{"name": "find"}]}
+    path = written(tmp_path / "train.jsonl", [{"messages": [MESSAGES[1], called]}])
+    with pytest.raises(DataError, match="not a list of messages of a role and a text"):
+        list(read_rows(path, summaries=True, columns=columns))
+    written(path, [{"messages": [MESSAGES[1], MESSAGES[2] | {"weight": 0}]}])
+    with pytest.raises(DataError, match="not a list of messages of a role and a text"):
+        list(read_rows(path, summaries=True, columns=columns))
+    called |= {"content": "Ann.", "tool_calls": []}
+    written(path, [{"messages": [MESSAGES[1], called]}])
+    assert len(list(read_rows(path, summaries=True, columns=columns))) == 1
 
 
 def test_a_long_conversation_loses_its_oldest_turns(folder: Path) -> None:
     """The system's message and the last turns are asked, as chats do."""
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    turns = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
     system = {"role": "system", "content": "Be brief."}
     talk = [
         {"role": role, "content": f"{word} said turn {turn}."}
@@ -256,7 +309,7 @@ def test_a_long_conversation_loses_its_oldest_turns(folder: Path) -> None:
     for start in (4, 6):
         kept = [system, *talk[start:]]
         expected = theirs.apply_chat_template(kept, add_generation_prompt=True)["input_ids"]
-        chat = PromptFormat(load_tokenizer(str(folder)).for_chat(), len(expected) + 8, TURNS)
+        chat = PromptFormat(load_tokenizer(str(folder)).for_chat(), len(expected) + 8, turns)
         assert chat.prompt(row, 8) == chat.prompt(row, 5) == expected
     # Then the longest message but the system's loses its end.
     for kept in (chat.prompt(row, 13), chat.prompt(row, 20)):
@@ -271,7 +324,9 @@ def test_a_long_conversation_loses_its_oldest_turns(folder: Path) -> None:
 
 def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> None:
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    _, formats = made(tmp_path, chat=refuses + TRIMS)
+    write_tokenizer(tmp_path, chat=refuses + TRIMS)
+    style = PromptStyle(Columns("messages", id=None, has_messages=True), chat=True)
+    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 200, style)
     assert formats.example(Row(1, "1", json.dumps(MESSAGES[1:2]), "Ann")) is not None
     with pytest.raises(DataError, match=r"Row 7: .* refuses system, user: no system"):
         formats.example(Row(7, "7", json.dumps(MESSAGES[:2]), "Ann"))
@@ -285,6 +340,7 @@ def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> No
 def test_long_answers_are_learned_where_they_fit(
     folder: Path, asked: int, said: int, kept: tuple[int, int] | None
 ) -> None:
+    """Dialogues' summaries may take 30 %; whose answers are long asks for them."""
     style = PromptStyle(Columns("text", "answer", None), "{text}?")
     formats = PromptFormat(load_tokenizer(str(folder)), 40, style)
     example = formats.example(Row(1, "1", "1" * asked, "2" * said))
@@ -307,8 +363,11 @@ def test_a_long_prompt_loses_the_end_of_its_column(folder: Path) -> None:
 
 def test_a_prompt_that_is_cut_has_no_blank_more(tmp_path: Path) -> None:
     """Of a tokenizer that writes one before every text."""
-    style = PromptStyle(Columns("text"), "{text}\nwho?\n")
-    theirs, formats = made(tmp_path, style, 40, spaces=True)
+    write_tokenizer(tmp_path, spaces=True)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    formats = PromptFormat(
+        load_tokenizer(str(tmp_path)), 40, PromptStyle(Columns("text"), "{text}\nwho?\n")
+    )
     tokens = formats.prompt(Row(1, "1", "Bob" * 90, ""), 0)
     assert len(tokens) == 40 and theirs.decode(tokens).endswith("Bob\nwho?\n")
 
@@ -339,12 +398,21 @@ def test_further_columns_are_text(folder: Path) -> None:
 
 def test_a_last_message_is_learned_after_what_asks_for_it(tmp_path: Path) -> None:
     """Qwen3's template writes an empty thought before a last answer, and none in a prompt."""
-    empty = "{% if loop.last %}<think></think>{% endif %}{% generation %}"
-    theirs, formats = made(tmp_path, chat=CHATML.replace("{% generation %}", empty))
+    write_tokenizer(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    thinking = "{% if loop.last and message.role == 'assistant' %}<think></think>{% endif %}"
+    settings["chat_template"] = settings["chat_template"].replace(
+        "{{ message['content']", thinking + "{{ message['content']"
+    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     asked = theirs.apply_chat_template(MESSAGES[:2], add_generation_prompt=True, tokenize=False)
     assert "<think>" in theirs.apply_chat_template(MESSAGES[:3], tokenize=False)
+    columns = Columns("messages", id=None, has_messages=True)
     rows = written(tmp_path / "train.jsonl", [{"messages": MESSAGES[:3]}])
-    (row,) = read_rows(rows, summaries=True, columns=TURNS.columns)
+    (row,) = read_rows(rows, summaries=True, columns=columns)
+    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 200,
+                           PromptStyle(columns, chat=True))  # fmt: skip
     example = formats.example(row)
     assert example is not None and example.learned is not None
     assert theirs.decode(example.tokens) == f"{asked}Ann.<|im_end|>"
@@ -380,7 +448,10 @@ def test_an_answer_goes_on_from_what_the_prompt_begins(
     """A thought is opened once and closed; what a template writes before answers is learned, and
     left out of what the model wrote."""
     template = ANSWERS.replace("BEFORE", before).replace("ASKS", asks)
-    theirs, formats = made(tmp_path, ANSWER_OF, chat=template)
+    write_tokenizer(tmp_path, chat=template)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    formats = PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 900,
+                           PromptStyle(Columns("text", "answer", None), chat=True))  # fmt: skip
     example = formats.example(Row(1, "1", "Who came?", said))
     assert example is not None
     asked = {"role": "user", "content": "Who came?"}
@@ -419,13 +490,19 @@ def test_several_turns_learn_what_the_assistant_says(folder: Path, tmp_path: Pat
 
 
 def test_what_follows_the_last_answer_is_not_learned(tmp_path: Path) -> None:
-    columns = TURNS.columns
+    columns = Columns("messages", id=None, has_messages=True)
     path = written(tmp_path / "x.jsonl", [{"messages": MESSAGES[:4]}])
     (learned,), (asked,) = (
         list(read_rows(path, summaries=way, columns=columns)) for way in (True, False)
     )
     assert (json.loads(learned.dialogue), learned.summary) == (MESSAGES[:2], "Ann.")
     assert (json.loads(asked.dialogue), asked.summary) == (MESSAGES[:4], "")
+    path = written(tmp_path / "y.jsonl", [{"messages": MESSAGES[:2]}])
+    with pytest.raises(DataError, match="the assistant says nothing"):
+        list(read_rows(path, summaries=True, columns=columns))
+    path = written(tmp_path / "z.jsonl", [{"messages": MESSAGES[2:3]}])
+    with pytest.raises(DataError, match="nothing precedes the assistant's message"):
+        list(read_rows(path, summaries=True, columns=columns))
 
 
 def test_references_of_conversations_in_a_file_of_their_own(tmp_path: Path) -> None:
@@ -439,17 +516,24 @@ def test_references_of_conversations_in_a_file_of_their_own(tmp_path: Path) -> N
 @pytest.mark.parametrize("count", [1, 3])
 def test_questions_without_answers_are_no_references(tmp_path: Path, count: int) -> None:
     """As conversations that go on with a question are."""
-    columns = TURNS.columns
+    columns = Columns("messages", id=None, has_messages=True)
     for messages, has in ((MESSAGES[1 : count + 1], False), (MESSAGES[1:5], True)):
         written(tmp_path / "test.jsonl", [{"messages": messages}])
         assert has_references(tmp_path, columns) == has
 
 
 def test_the_first_line_of_a_conversation_is_that_of_its_question(tmp_path: Path) -> None:
-    columns = TURNS.columns
+    columns = Columns("messages", id=None, has_messages=True)
     row = Row(1, "1", json.dumps(MESSAGES[:2]), "Who came?")
     metrics, each = score_rows([row], ["Who, Ann?"], tmp_path / "none.csv", columns, print)
     assert (metrics["rougeL_lead"], each.tolist()) == (1.0, [0.5])
+
+
+def test_what_is_no_list_of_messages_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path / "x.jsonl", [{"messages": MESSAGES}, {"messages": "hi"}])
+    columns = Columns("messages", id=None, has_messages=True)
+    with pytest.raises(DataError, match=r"row 2 .*not a list of messages"):
+        list(read_rows(path, summaries=True, columns=columns))
 
 
 def test_null_is_no_text_and_conversations_are_recognised(tmp_path: Path) -> None:
@@ -507,44 +591,26 @@ def test_prompts_and_completions_may_be_lists_of_messages(
             PromptFormat(base, 200, style).example(read)
 
 
-CALLED = {"role": "assistant", "content": None, "tool_calls": [{"name": "find"}]}
-NO_LIST = "not a list of messages of a role and a text"
-
-
 @pytest.mark.parametrize(
     ("row", "said"),
     [
         ({"prompt": ASKING, "completion": [*ASKING, *ANSWER]}, "'completion': not one message"),
         ({"prompt": "Who?", "completion": ASKING}, "'completion': not one message"),
         ({"prompt": [*ASKING, *ANSWER], "completion": ANSWER}, "'prompt': the assistant's message"),
-        ({"prompt": [{"from": "human", "value": "Who?"}], "completion": "Ann"}, NO_LIST),
+        ({"prompt": [{"from": "human", "value": "Who?"}], "completion": "Ann"}, "not a list of"),
         ({"prompt": ASKING, "completion": ANSWER, "tools": [{"name": "x"}]}, "'tools': the chat"),
         ({"prompt": "Who?", "completion": [*ASKING[:2], *ANSWER]}, "not one message"),
-        ({"messages": [MESSAGES[1], CALLED]}, NO_LIST),
-        ({"messages": [MESSAGES[1], MESSAGES[2] | {"weight": 0}]}, NO_LIST),
-        ({"messages": "hi"}, NO_LIST),
-        ({"messages": MESSAGES[:2]}, "the assistant says nothing"),
-        ({"messages": MESSAGES[2:3]}, "nothing precedes the assistant's message"),
     ],
 )  # fmt: skip
-def test_messages_that_are_not_read_are_refused(
+def test_lists_of_messages_that_are_not_read_are_refused(
     tmp_path: Path, row: dict[str, object], said: str
 ) -> None:
     columns = Columns("prompt", "completion", None)
-    if "messages" in row:
-        columns = TURNS.columns
     path = written(tmp_path / "x.jsonl", [row])
     with pytest.raises(DataError, match=f"row 1 .*{said}"):
         list(read_rows(path, summaries=True, columns=columns))
-
-
-@pytest.mark.parametrize("name", ["messages", "completion"])
-def test_fields_that_say_nothing_are_read(tmp_path: Path, name: str) -> None:
-    said = [MESSAGES[1], CALLED | {"content": "Ann.", "tool_calls": []}]
-    rows = {"messages": {"messages": said}, "completion": {"prompt": ASKING, "completion": ANSWER}}
-    columns = {"messages": TURNS.columns, "completion": Columns("prompt", "completion", None)}
-    path = written(tmp_path / "x.jsonl", [rows[name] | {"tools": []}])
-    assert len(list(read_rows(path, summaries=True, columns=columns[name]))) == 1
+    written(path, [{"prompt": ASKING, "completion": ANSWER, "tools": []}])
+    assert len(list(read_rows(path, summaries=True, columns=columns))) == 1
 
 
 def test_settings_that_do_not_go_together(tokenizer) -> None:  # type: ignore[no-untyped-def]
@@ -563,4 +629,4 @@ def test_a_template_that_writes_no_plain_text_is_refused(tmp_path: Path) -> None
     parts = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}"
     write_tokenizer(tmp_path, chat=parts + "<|im_end|>{% endfor %}")
     with pytest.raises(ConfigError, match="writes no messages of plain text"):
-        PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 64, TURNS)
+        PromptFormat(load_tokenizer(str(tmp_path)).for_chat(), 64, PromptStyle(chat=True))

@@ -107,9 +107,9 @@ def test_a_killed_build_leaves_nothing_that_is_taken_for_a_cache(
     code = (
         "import sys; from pathlib import Path;"
         "from tpukit.tasks.llm.data.token_cache import open_token_cache;"
-        "from tpukit.tasks.llm.data.tokenizer import Tokenizer;"
+        "from tpukit.tasks.llm.data.tokenizer import tokenizer_from_bytes;"
         f"content = Path({str(tmp_path / 'tokenizer')!r}).read_bytes();"
-        "tokenizer = Tokenizer.from_bytes(content);"
+        "tokenizer = tokenizer_from_bytes(content, 'the test');"
         f"open_token_cache(Path({files['train']!r}), tokenizer, 256)"
     )
     child = subprocess.Popen([sys.executable, "-c", code])

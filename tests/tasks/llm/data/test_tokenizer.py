@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from tpukit.errors import DataError
 from tpukit.tasks.llm.data.prompt import first_tokens
 from tpukit.tasks.llm.data.rows import Columns
-from tpukit.tasks.llm.data.tokenizer import END_OF_TEXT, Tokenizer
-from tpukit.tasks.llm.data.tokenizer_choice import (
+from tpukit.tasks.llm.data.tokenizer import (
+    END_OF_TEXT,
     GPT2_PATTERN,
-    load_tokenizer,
-    trained_tokenizer,
+    Tokenizer,
+    tokenizer_from_bytes,
+    tokenizer_of_ranks,
 )
+from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer, trained_tokenizer
 
 TEXT = "Ann: it's 5 o'clock, isn't it? 😀\r\n  Bob:  <|endoftext|>"
 
@@ -41,23 +43,16 @@ def lines_of(ranks: dict[bytes, int]) -> bytes:
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items())
 
 
-@pytest.fixture(scope="session")
-def converted(tmp_path_factory: pytest.TempPathFactory, ranks: dict[bytes, int]) -> Tokenizer:
-    path = tmp_path_factory.mktemp("ranks") / "a.tiktoken"
-    path.write_bytes(lines_of(ranks))
-    return load_tokenizer(str(path))
-
-
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text())
 def test_any_text_comes_back_with_the_tokens_of_tiktoken(
-    tokenizer: Tokenizer, converted: Tokenizer, ranks: dict[bytes, int], text: str
+    tokenizer: Tokenizer, ranks: dict[bytes, int], text: str
 ) -> None:
     theirs = tiktoken.Encoding(
         "test", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 511}
     )
     tokens = theirs.encode_ordinary(text)
-    for ours in (tokenizer, converted):
+    for ours in (tokenizer, tokenizer_of_ranks(lines_of(ranks), "the test")):
         assert ours.encode(text) == tokens and ours.end == 511 not in tokens
         assert ours.decode(tokens) == text
 
@@ -70,7 +65,7 @@ def test_files_round_trip(
     (tmp_path / "ended.tiktoken").write_bytes(lines_of({**ranks, END_OF_TEXT.encode(): 511}))
     (tmp_path / "tokenizer.json").write_text(tokenizer.files["tokenizer.json"])
     read = load_tokenizer(str(tmp_path / name))
-    for again in (read, Tokenizer.from_bytes(read.to_bytes())):
+    for again in (read, tokenizer_from_bytes(read.to_bytes(), "the test")):
         assert again.vocabulary_size == tokenizer.vocabulary_size == 512
         assert again.encode(TEXT) == tokenizer.encode(TEXT) and again.ends == tokenizer.ends
         assert again.decode([*tokenizer.encode(TEXT), tokenizer.end, 1]) == TEXT
@@ -162,8 +157,8 @@ def test_a_long_text_is_read_no_further_than_needed(tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.tiktoken", b"not base64 at all", "is not a .tiktoken file"),
-        ("x.tiktoken", b"YQ== -1\n", "of the 256"),
+        ("x.tiktoken", b"not base64 at all", "line 1"),
+        ("x.tiktoken", b"YQ== -1\n", "line 1"),
         ("x.tiktoken", b"YQ== 0\n", "255 of the 256"),
         ("x.json", b"{}", "Cannot read the tokenizer of .*x.json"),
         (".", b"", "Cannot read the tokenizer of "),

@@ -173,6 +173,24 @@ def test_nothing_is_compiled_for_generation(pair, compiled_without_inductor):  #
     assert backend.compilations() == 1, "training goes on compiled"
 
 
+def test_few_beams_are_copied(pair, monkeypatch):  # type: ignore[no-untyped-def]
+    """A beam that goes on keeps its row; what moves takes the row of one that ended."""
+    _, ours = pair
+    orders = []
+    reorder = BatchDecoder.reorder
+
+    def noted(self, order, differing):  # type: ignore[no-untyped-def]
+        orders.append(order)
+        reorder(self, order, differing)
+
+    monkeypatch.setattr(BatchDecoder, "reorder", noted)
+    decoding = Decoding(max_new_tokens=16, num_beams=4, early_stopping=True)
+    generate(ours, make_prompts(9), decoding, batch_size=8)
+    for order in orders:
+        assert all(order[source] == source for source in order)
+    assert any(order[row] != row for order in orders for row in range(len(order)))
+
+
 def test_a_tighter_cache_goes_on_alike(pair, monkeypatch):  # type: ignore[no-untyped-def]
     """Rows and positions go while rows are in the middle of their answers, the ring turned over."""
     theirs, ours = pair

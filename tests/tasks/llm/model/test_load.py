@@ -15,12 +15,13 @@ from tpukit.tasks.llm.data.tokenizer_choice import load_tokenizer
 from tpukit.tasks.llm.model.load import (
     Pretrained,
     Shape,
+    config_of,
     from_scratch,
     load_lm,
     read_pretrained,
     require_vocabulary,
 )
-from tpukit.tasks.llm.model.sizes import parse_model_size
+from tpukit.tasks.llm.model.sizes import SIZES, parse_model_size
 from tpukit.tasks.llm.task import SummarizeTask
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -231,6 +232,30 @@ def test_sizes(text, width):  # type: ignore[no-untyped-def]
 def test_sizes_that_are_none(text):  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError):
         parse_model_size(text)
+
+
+PARAMETERS = {
+    "gpt2": 124439808, "gpt2-medium": 354823168, "gpt2-large": 774030080, "gpt2-xl": 1557611200,
+    "SmolLM2-135M": 134515008, "SmolLM2-360M": 361821120, "SmolLM2-1.7B": 1711376384,
+    "SmolLM3-3B": 3075098624, "Llama-3.1-8B": 8030261248, "Llama-3.2-1B": 1235814400,
+    "Llama-3.2-3B": 3212749824, "Qwen2.5-0.5B": 494032768, "Qwen2.5-1.5B": 1543714304,
+    "Qwen2.5-3B": 3085938688, "Qwen2.5-7B": 7615616512, "Qwen3-0.6B": 596049920,
+    "Qwen3-1.7B": 1720574976, "Qwen3-4B": 4022468096, "Qwen3-8B": 8190735360,
+    "Gemma-2-2B": 2614341888, "Gemma-3-270M": 268098176, "Gemma-3-1B": 999885952,
+    "OLMo-2-1B": 1484916736, "Phi-3-mini": 3821079552, "Mistral-7B": 7248023552,
+}  # fmt: skip
+"""Parameters of the public models, as their cards give them."""
+
+
+@pytest.mark.slow
+def test_named_sizes_have_the_public_models_parameters():  # type: ignore[no-untyped-def]
+    assert set(PARAMETERS) == set(SIZES)
+    for name, parameters in PARAMETERS.items():
+        fields = parse_model_size(name)
+        with torch.device("meta"):
+            config = config_of(fields, name)
+            lm = transformers.AutoModelForCausalLM.from_config(config)
+        assert sum(p.numel() for p in lm.parameters()) == parameters, name
 
 
 @pytest.mark.parametrize("name", ["SmolLM3-3B", "Phi-3-mini"])

@@ -13,16 +13,17 @@ import json
 import os
 import shutil
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tpukit.errors import DataError
-from tpukit.io.files import replacing_folder, sync_file
+from tpukit.io.files import replacing_folder, sync_file, write_file
 from tpukit.io.folders import VARIABLE, cache_folder
 from tpukit.io.lock import exclusive
 from tpukit.io.process import allowed_cores
@@ -35,9 +36,8 @@ EXPECTED = "A sample is an .npz with `ys` (208, 1) voltages and `xs` (128, 128) 
 UNPACKED_FILES = 256
 """Up to this many files are read into memory instead."""
 CHUNK_FILES = 500
-FORMAT = 3
+FORMAT = 2
 ARRAYS = ("ys", "xs")
-IMAGE_SHAPE = (IMAGE_SIZE, IMAGE_SIZE)
 META = "meta.json"
 
 
@@ -50,23 +50,37 @@ def read_sample(path: Path, *, image: bool = True) -> tuple[Array, Array | None]
     Raises `DataError` naming file and field. Pickled arrays are never loaded.
     """
     try:
-        # Of another file than an .npz numpy gives an array, or refuses to unpickle it.
-        with np.load(path, allow_pickle=False) as fields:
-            there = list(fields)
-            found = {name: fields[name] for name in ARRAYS if name in there}
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            raise DataError(f"{path} is a single array, not an .npz.", EXPECTED)
+        with loaded as fields:
+            ys = _field(path, fields, "ys")
+            xs = _field(path, fields, "xs") if image or "xs" in fields.files else None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.", EXPECTED) from error
-    except Exception as error:  # zip archives and headers are damaged in many ways
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} is not an .npz of plain numbers: {reason}", EXPECTED) from error
-    for name in ARRAYS if image else ("ys",):
-        if name not in found:
-            listed = ", ".join(there) or "none"
-            raise DataError(f"{path} has no field `{name}` (it has: {listed}).", EXPECTED)
-    if found["ys"].shape == (VOLTAGES, 1):
-        found["ys"] = found["ys"][:, 0]
-    ys = _checked(path, "ys", found["ys"], (VOLTAGES,))
-    return ys, _checked(path, "xs", found["xs"], IMAGE_SHAPE) if "xs" in found else None
+    except (zipfile.BadZipFile, ValueError, EOFError) as error:
+        raise DataError(f"{path} is not an .npz file, or a damaged one.", EXPECTED) from error
+    return _checked(path, "ys", ys.reshape(-1) if ys.shape == (VOLTAGES, 1) else ys, (VOLTAGES,)), (
+        None if xs is None else _checked(path, "xs", xs, (IMAGE_SIZE, IMAGE_SIZE))
+    )
+
+
+def _field(path: Path, fields: Any, name: str) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = fields[name]
+    except KeyError:
+        there = ", ".join(fields.files) or "none"
+        raise DataError(f"{path} has no field `{name}` (it has: {there}).", EXPECTED) from None
+    except ValueError as error:
+        if "pickle" in str(error):
+            raise DataError(
+                f"{path}, field `{name}`: a pickled array, which is never loaded.",
+                "Save it as plain numbers: numpy.savez(file, ys=array.astype('float32'), ...).",
+            ) from None
+        raise
+    except (zipfile.BadZipFile, EOFError, OSError) as error:
+        raise DataError(f"{path}, field `{name}`: damaged ({error}).", EXPECTED) from error
+    return array
 
 
 def _checked(path: Path, name: str, array: NDArray[Any], shape: tuple[int, ...]) -> Array:
@@ -93,19 +107,24 @@ class Samples:
     """(n, 208)"""
     xs: Array
     """(n, 128, 128), float16 where that is exact."""
-    digest: str
-    """SHA-256 of the content."""
+
+    def digest(self) -> str:
+        """SHA-256 of the content; of a pack it was computed when that was built."""
+        if not isinstance(self.xs, np.memmap):
+            return _digest(self.ys, self.xs)
+        meta = Path(str(self.xs.filename)).with_name(META)
+        return str(json.loads(meta.read_text())["digest"])
 
     def __getstate__(self) -> dict[str, Any]:
         """Mapped arrays travel to worker processes as their files' names."""
         return {
-            name: Path(str(value.filename)) if isinstance(value, np.memmap) else value
-            for name, value in vars(self).items()
+            name: str(array.filename) if isinstance(array, np.memmap) else array
+            for name, array in vars(self).items()
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
-            setattr(self, name, np.load(value, mmap_mode="r") if isinstance(value, Path) else value)
+            setattr(self, name, np.load(value, mmap_mode="r") if isinstance(value, str) else value)
 
 
 def _digest(*arrays: Array) -> str:
@@ -130,9 +149,11 @@ def load_samples(files: Sequence[Path]) -> Samples:
     """
     if len(files) <= UNPACKED_FILES:
         return _read_all(files)
+    key = _key(files)
     for home in _homes(files[0].parent):
         with contextlib.suppress(OSError):
-            return _open_or_build(home, files)
+            home.mkdir(parents=True, exist_ok=True)
+            return _open_or_build(home, key, files)
     print(
         f"Warning: no room to pack {files[0].parent}; reading its files into memory. "
         f"Set {VARIABLE} to a folder with more room.",
@@ -143,8 +164,7 @@ def load_samples(files: Sequence[Path]) -> Samples:
 
 def _read_all(files: Sequence[Path]) -> Samples:
     ys, xs = _read(files)
-    images: Array = xs.astype(np.float16) if _is_exact(xs) else xs
-    return Samples(ys, images, _digest(ys, images))
+    return Samples(ys, xs.astype(np.float16) if _is_exact(xs) else xs)
 
 
 def _read(files: Sequence[Path]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -171,42 +191,47 @@ def _homes(folder: Path) -> Iterator[Path]:
     yield cache_folder() / "eit" / f"{folder.name}-{place}"
 
 
-def _open_or_build(home: Path, files: Sequence[Path]) -> Samples:
-    home.mkdir(parents=True, exist_ok=True)
-    pack, source = home / _key(files), files[0].parent
-    if found := _open(pack):
-        return found
-    waiting = functools.partial(
-        print, f"waiting: another process packs {source}", file=sys.stderr, flush=True
-    )
-    with exclusive(home / "lock", wait=True, on_wait=waiting):
-        return _open(pack) or _build(home, pack, files)
+def _open_or_build(home: Path, key: str, files: Sequence[Path]) -> Samples:
+    pack, source = home / key, files[0].parent
+    if not _is_whole(pack):
+        waiting = functools.partial(
+            print, f"waiting: another process packs {source}", file=sys.stderr, flush=True
+        )
+        with exclusive(home / "lock", wait=True, on_wait=waiting):
+            if not _is_whole(pack):
+                _build(home, pack, files)
+    return _open(pack)
 
 
-def _open(pack: Path) -> Samples | None:
-    """A pack that is as it was built: by its files' times, else (copied, say) by its content."""
+def _open(pack: Path) -> Samples:
+    return Samples(*(np.load(pack / f"{name}.npy", mmap_mode="r") for name in ARRAYS))
+
+
+def _is_whole(pack: Path) -> bool:
+    """Whether a pack is as it was built: by its files' times, else (copied, say) by its content."""
     try:
         meta = json.loads((pack / META).read_text())
-        samples = Samples(*_arrays(pack), meta["digest"])
-        if meta["times"] == _times(pack) or _digest(samples.ys, samples.xs) == samples.digest:
-            return samples
-    except (OSError, EOFError, ValueError, LookupError, TypeError):
-        pass
-    return None
+        seal = _seal(pack, meta["digest"])
+        if meta["seal"] == seal:
+            return True
+        samples = _open(pack)
+        if _digest(samples.ys, samples.xs) != meta["digest"]:
+            return False
+    except (OSError, EOFError, ValueError, KeyError, TypeError):
+        return False
+    with contextlib.suppress(OSError):
+        write_file(pack / META, json.dumps({**meta, "seal": seal}).encode())
+    return True
 
 
-def _arrays(pack: Path, mode: Literal["r", "r+"] = "r") -> tuple[Array, Array]:
-    ys, xs = (np.load(pack / f"{name}.npy", mmap_mode=mode) for name in ARRAYS)
-    return ys, xs
-
-
-def _times(pack: Path) -> list[list[int]]:
-    """Size and time of change of each array's file."""
+def _seal(pack: Path, digest: str) -> str:
+    """The sum of a digest and of each array file's size and time of change."""
     found = [(pack / f"{name}.npy").stat() for name in ARRAYS]
-    return [[status.st_size, status.st_mtime_ns] for status in found]
+    times = [(status.st_size, status.st_mtime_ns) for status in found]
+    return hashlib.sha256(f"{digest} {times}".encode()).hexdigest()
 
 
-def _build(home: Path, pack: Path, files: Sequence[Path]) -> Samples:
+def _build(home: Path, pack: Path, files: Sequence[Path]) -> None:
     """Holds the lock: whatever else lies here is old or was left by a killed process."""
     for other in home.iterdir():
         if other.is_dir():
@@ -216,10 +241,10 @@ def _build(home: Path, pack: Path, files: Sequence[Path]) -> Samples:
             _fill(partial, files, "<f4")
         for name in ARRAYS:
             sync_file(partial / f"{name}.npy")
-        digest = _digest(*_arrays(partial))
-        meta = {"digest": digest, "times": _times(partial)}
+        samples = _open(partial)
+        digest = _digest(samples.ys, samples.xs)
+        meta = {"source": str(files[0].parent), "digest": digest, "seal": _seal(partial, digest)}
         (partial / META).write_text(json.dumps(meta))
-    return Samples(*_arrays(pack), digest)
 
 
 def _is_exact(images: NDArray[np.float32]) -> bool:
@@ -230,7 +255,10 @@ def _is_exact(images: NDArray[np.float32]) -> bool:
 
 def _fill(folder: Path, files: Sequence[Path], kind: str) -> bool:
     """Writes both arrays with images of type `kind`; False where that loses digits."""
-    shapes = {"ys": ("<f4", (VOLTAGES,)), "xs": (kind, IMAGE_SHAPE)}
+    shapes = {"ys": ("<f4", (VOLTAGES,)), "xs": (kind, (IMAGE_SIZE, IMAGE_SIZE))}
+    size = len(files) * (4 * VOLTAGES + IMAGE_SIZE**2 * np.dtype(kind).itemsize)
+    if shutil.disk_usage(folder).free < size + (64 << 20):
+        raise OSError(f"{folder}: no room for {size} bytes")
     for name, (dtype, shape) in shapes.items():
         _empty_array(folder / f"{name}.npy", dtype, (len(files), *shape))
     with Progress(f"packing {files[0].parent}", len(files)) as progress:
@@ -257,7 +285,7 @@ def _pack_chunk(pack: Path, chunk: tuple[int, Sequence[Path]]) -> bool:
     """Packs files from a row on; False where an image is not exact in float16."""
     start, files = chunk
     rows = slice(start, start + len(files))
-    ys, xs = _arrays(pack, "r+")
+    ys, xs = (np.load(pack / f"{name}.npy", mmap_mode="r+") for name in ARRAYS)
     ys[rows], images = _read(files)
     if xs.dtype == np.float16 and not _is_exact(images):
         return False

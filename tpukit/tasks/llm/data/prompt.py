@@ -2,23 +2,21 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tpukit.errors import ConfigError, DataError
 from tpukit.tasks.llm.data.rows import DIALOGUES, Columns, Row
-from tpukit.tasks.llm.data.tokenizer import ANSWERED, ASKED, Tokenizer
+from tpukit.tasks.llm.data.tokenizer import ANSWERED, ASKED, PLACE, WRITTEN, ChatPieces, Tokenizer
 
 BEFORE_DIALOGUE = "\n\n### DIALOGUE:\n"
 BEFORE_SUMMARY = "\n\n### SUMMARY:\n"
 LONGEST_SUMMARY_SHARE = 0.3
 """A summary that needs more of the context than this leaves too little to the dialogue."""
-Array = np.ndarray[Any, Any]
 SYSTEM = ("system", "developer")
 EMPTY_THOUGHT = re.compile(r"\s*<(\w+)>\s*</\1>\s*")
 """What some chat templates write before an answer without a thought."""
@@ -232,51 +230,64 @@ class PromptFormat:
 
     def _conversation(self, row: Row) -> tuple[list[int], list[bool]]:
         """The tokens of a conversation before its last answer, and which of them the assistant
-        says; its messages without a text are not learned."""
-        messages: list[tuple[str, str]] = []
-        data: list[tuple[str, int]] = []
-        for number, message in enumerate(json.loads(row.dialogue), 1):
-            seen, rest = self.tokenizer.with_places(message["content"], len(data))
-            messages.append((message["role"], seen))
-            data += [(text, number) for text in rest]
-        try:
-            pieces = self._pieces(tuple(messages), asks=True)
-        except DataError as error:
-            raise DataError(f"Row {row.number}: {error.message}", error.hint) from error
-        own = [False, *(role == "assistant" for role, _ in messages)]
+        says."""
+        messages, data, edges = self._placed(row)
+        pieces = self._rendered(row, messages)
+        written = {data[place][1] for place in pieces.order}
+        roles = enumerate((role for role, _ in messages), 1)
+        silent = {n for n, role in roles if role == "assistant" and n not in written}
+        if silent:
+            marked = self._placed(row, silent)
+            found = self._rendered(row, marked[0])
+            # A template may ask whether a message is empty.
+            if _filled(found, marked[1]) == _filled(pieces, data):
+                (messages, data, edges), pieces = marked, found
         said = [0, *(data[place][1] for place in pieces.order), 0]
-        texts, flags = [pieces.texts[0]], [self._own(pieces.texts[0], False, own[said[1]])]
-        for n, place in enumerate(pieces.order, 1):
-            [text], piece = _stripped([data[place][0]], *pieces.trimmed[n - 1]), pieces.texts[n]
-            before, after = said[n : n + 2]
-            within = np.full(len(piece), own[before] and before == after)
-            texts += [text, piece]
-            flags += [np.full(len(text), own[before]),
-                      within | self._own(piece, own[before], own[after])]  # fmt: skip
-        tokens, spans = self.tokenizer.encode_spans(texts)
-        counts = np.append(0, np.concatenate(flags).cumsum())
-        starts, ends = spans.T
-        # A blank that the tokenizer adds has no characters: it is of what follows.
-        learned = counts[np.maximum(ends, starts + 1).clip(max=len(counts) - 1)] > counts[starts]
+        parts: list[tuple[str, int]] = []
+        for n, piece in enumerate(pieces.texts):
+            # Before a place whose blanks stay, blanks are the message's own.
+            stay = n < len(pieces.order) and not pieces.trimmed[n][0]
+            parts += _by_message(piece, (said[n], said[n + 1]), edges, blanks=stay)
+            if n < len(pieces.order):
+                place, trimmed = pieces.order[n], pieces.trimmed[n]
+                parts += [(text, said[n + 1]) for text in _stripped([data[place][0]], *trimmed)]
+        tokens, first, last = self.tokenizer.encode_spans([text for text, _ in parts])
+        numbers = np.array([number for _, number in parts])
+        own = np.array([False, *(role == "assistant" for role, _ in messages)])[numbers]
+        learned = own[first] | own[last]
+        # So is the first end token after what the assistant says, which may be nothing.
+        latest = np.maximum.accumulate(np.where(numbers > 0, np.arange(len(numbers)), -1))
+        ends = np.flatnonzero(np.array(tokens) == self.tokenizer.end)
+        said_last = np.append(-1, latest)[first[ends]]
+        learned[ends] |= (np.diff(said_last, prepend=-1) > 0) & own[said_last]
         return tokens, learned.tolist()
 
-    def _own(self, piece: str, is_after: bool, is_before: bool) -> Array:
-        """Which characters that a template wrote between texts of two messages are an answer's: to
-        the token that ends it, and from what asks for it."""
-        flags = np.zeros(len(piece), bool)
-        header, end = self._header, self.tokenizer.end_text
-        if is_after and end in piece:
-            flags[: piece.index(end) + len(end)] = True
-        if is_before and header and header in piece:
-            flags[piece.rindex(header) + len(header) :] = True
-        return flags
+    def _placed(
+        self, row: Row, silent: Collection[int] = ()
+    ) -> tuple[list[tuple[str, str]], list[tuple[str, int]], list[tuple[str, str]]]:
+        """Messages with places for data, the data with their messages' numbers, and what the
+        messages begin and end with beside them; silent: messages that get a place in any case."""
+        messages: list[tuple[str, str]] = []
+        data: list[tuple[str, int]] = []
+        edges = [("", "")]
+        for number, message in enumerate(json.loads(row.dialogue), 1):
+            text = message["content"]
+            seen, rest = self.tokenizer.with_places(text, len(data))
+            if number in silent:
+                is_blank = not text.strip()
+                seen = seen * (not is_blank) + PLACE.format(len(data) + len(rest))
+                rest = [*rest, text * is_blank]
+            messages.append((message["role"], seen))
+            data += [(part, number) for part in rest]
+            around = WRITTEN.split(seen)
+            edges.append((around[0], around[-1]))
+        return messages, data, edges
 
-    @cached_property
-    def _header(self) -> str:
-        """What a template writes between a question and an answer, whatever that is."""
-        asks, known = self._pieces(ASKED, asks=True), self._pieces(ANSWERED)
-        pairs = zip(asks.texts[-1], known.texts[1], strict=False)
-        return "".join(asked for asked, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    def _rendered(self, row: Row, messages: Sequence[tuple[str, str]]) -> ChatPieces:
+        try:
+            return self._pieces(tuple(messages), asks=True)
+        except DataError as error:
+            raise DataError(f"Row {row.number}: {error.message}", error.hint) from error
 
     def _cut(self, row: Row, excess: int) -> Row:
         """A conversation whose longest message but the system's loses as many characters."""
@@ -312,6 +323,35 @@ def _stripped(texts: list[str], at_start: bool, at_end: bool) -> list[str]:
             if texts[place]:
                 break
     return texts
+
+
+def _filled(pieces: ChatPieces, data: Sequence[tuple[str, int]]) -> str:
+    """What a chat template wrote, with the data in their places."""
+    texts = [pieces.texts[0]]
+    for place, trimmed, text in zip(pieces.order, pieces.trimmed, pieces.texts[1:], strict=True):
+        texts += [*_stripped([data[place][0]], *trimmed), text]
+    return "".join(texts)
+
+
+def _by_message(
+    piece: str, said: tuple[int, int], edges: Sequence[tuple[str, str]], *, blanks: bool
+) -> list[tuple[str, int]]:
+    """What a template wrote between places of two messages, each part with the message that it is
+    of, 0 for none: messages may end and begin with what the template looks for.
+
+    blanks: the second begins with them, where it does; else they may be the template's.
+    """
+    before, after = said
+    if before == after:
+        return [(piece, before)]
+    end, start = edges[before][1], edges[after][0]
+    end = next((text for text in (end, end.rstrip()) if piece.startswith(text)), "")
+    rest = piece.removeprefix(end)
+    ways = (start, start.lstrip())
+    start = next((t for t in ways if (blanks or t.strip()) and rest.endswith(t)), "")
+    # Texts of the template and data take turns.
+    parts = [(end, before), ("", 0)] * bool(end) + [(rest.removesuffix(start), 0)]
+    return parts + [("", 0), (start, after)] * bool(start)
 
 
 def _without_oldest_turn(row: Row) -> Row | None:

@@ -26,9 +26,9 @@ from tpukit.io.progress import Progress
 from tpukit.io.workers import map_ordered
 from tpukit.tasks.llm.data.prompt import SUMMARIES, Example, PromptFormat, PromptStyle
 from tpukit.tasks.llm.data.rows import Row, read_rows
-from tpukit.tasks.llm.data.tokenizer import Tokenizer
+from tpukit.tasks.llm.data.tokenizer import Tokenizer, tokenizer_from_bytes
 
-FORMAT = 12
+FORMAT = 13
 """Changes with the layout, and where a style gives other tokens."""
 LEARNED = np.uint32(2**31)
 """Flag of a token that is learned, in files whose targets are not a sample's last tokens."""
@@ -257,4 +257,4 @@ def _encode_in_worker(
 @lru_cache(1)
 def _format_in_worker(tokenizer: bytes, block_size: int, style: PromptStyle) -> PromptFormat:
     """Made once in a worker: a tokenizer takes longer to build than a chunk to encode."""
-    return PromptFormat(Tokenizer.from_bytes(tokenizer), block_size, style)
+    return PromptFormat(tokenizer_from_bytes(tokenizer, "the tokenizer"), block_size, style)

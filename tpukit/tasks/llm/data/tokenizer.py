@@ -1,5 +1,6 @@
 """Tokenizers as files of Hugging Face: special tokens, the chat template, plain text."""
 
+import base64
 import json
 import re
 import tempfile
@@ -18,10 +19,11 @@ from tpukit.tasks.hub import OTHER_FILES
 
 Array = np.ndarray[Any, Any]
 END_OF_TEXT = "<|endoftext|>"
+GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json",
          "generation_config.json", "special_tokens_map.json")  # fmt: skip
-JOINER = "\u2060"
-"""An invisible character without a width: a special token's text with it is no special token."""
+NO_TEXT = "\U0010ffff"
+"""No character: no text has it."""
 DATE = date(2024, 7, 26)
 """Today for templates that ask, the default of Llama 3's: the same tokens each day."""
 PLACE = "\u2009\u2042{}\u2042\u2009"
@@ -74,11 +76,6 @@ class Tokenizer:
                 "Give a .tiktoken or tokenizer.json file, or the directory of a model.",
             ) from error
         return made
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Self:
-        """What `to_bytes` made."""
-        return cls(**json.loads(content))
 
     def to_bytes(self) -> bytes:
         kept = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -144,10 +141,6 @@ class Tokenizer:
             )
         return int(found)
 
-    @property
-    def end_text(self) -> str:
-        return str(self._whole.id_to_token(self.end))
-
     @cached_property
     def ends(self) -> frozenset[int]:
         """The tokens that end an answer: `end`, and those that the files list for generation."""
@@ -165,48 +158,81 @@ class Tokenizer:
         its data have written in turn."""
         return self.encode_spans(texts)[0]
 
-    def encode_spans(self, texts: Sequence[str]) -> tuple[list[int], Array]:
-        """As `encode_parts`; and where in the joined text each token begins and ends, (tokens, 2).
+    def encode_spans(self, texts: Sequence[str]) -> tuple[list[int], Array, Array]:
+        """As `encode_parts`; and in which of the texts each token begins and ends."""
+        if any(self._special.search(text) for text in texts[1::2]):
+            return self._encode_each(texts)
+        whole = self._encode("".join(texts), plain=False)
+        ends = np.cumsum([len(text) for text in texts])
+        offsets = np.array(whole.offsets, np.int64).reshape(-1, 2)
+        first = np.searchsorted(ends, offsets[:, 0], side="right").clip(max=len(texts) - 1)
+        last = np.searchsorted(ends, offsets[:, 1])
+        # Normal forms of data may be special tokens.
+        if np.isin(whole.ids, self._special_ids)[(first % 2 == 1) & (last % 2 == 1)].any():
+            return self._encode_each(texts)
+        return list(whole.ids), first, last
 
-        Where data hold the text of a special token, each of the texts is encoded alone.
-        """
-        data = [*texts[1::2], *map(self._normal, texts[1::2])]
-        if not any(map(self._special.search, data)):
-            whole = self._encode("".join(texts), plain=False)
-            return list(whole.ids), np.array(whole.offsets, np.int64).reshape(-1, 2)
-        tokens, spans, start = [], [], 0
-        for n, text in enumerate(texts):
-            part = self._encode(text, plain=n % 2 == 1)
-            tokens += part.ids
-            offsets = np.array(part.offsets, np.int64).reshape(-1, 2)
-            spans.append(start + offsets.clip(max=len(text)))  # a joiner is no text
-            start += len(text)
-        return tokens, np.concatenate(spans)
+    def _encode_each(self, texts: Sequence[str]) -> tuple[list[int], Array, Array]:
+        parts = [self._encode(text, plain=n % 2 == 1).ids for n, text in enumerate(texts)]
+        each = np.repeat(np.arange(len(texts)), [len(part) for part in parts])
+        return [token for part in parts for token in part], each, each
 
     @cached_property
-    def _specials(self) -> dict[int, str]:
-        """Special tokens and their texts."""
-        added = self._whole.get_added_tokens_decoder().items()
-        return {number: token.content for number, token in added if token.special}
+    def _specials(self) -> dict[str, bool]:
+        """The texts of special tokens, and whether each is of unknown text."""
+        made = json.loads(self.files["tokenizer.json"])
+        model = made["model"]
+        unknown, number = model.get("unk_token"), model.get("unk_id")
+        unknown = unknown if number is None else model["vocab"][number][0]
+        texts = [t["content"] for t in made.get("added_tokens") or [] if t.get("special")]
+        return {text: text == unknown for text in texts}
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
         """The texts of special tokens."""
-        return re.compile("|".join(map(re.escape, self._specials.values())) or "(?!)")
+        return re.compile("|".join(map(re.escape, self._specials)) or "(?!)")
 
-    def _normal(self, text: str) -> str:
-        """The form that is encoded: of full-width letters it may be a special token."""
-        form = self._whole.normalizer
-        return text if form is None else str(form.normalize_str(text))
+    @cached_property
+    def _special_ids(self) -> Array:
+        """The special tokens, but for that of unknown text."""
+        texts = (text for text, is_unknown in self._specials.items() if not is_unknown)
+        return np.array([self._whole.token_to_id(text) for text in texts], np.int64)
 
     def _encode(self, text: str, *, plain: bool) -> Any:
         self._whole.encode_special_tokens = plain
         made = self._whole.encode(text, add_special_tokens=False)
-        if plain and not self._specials.keys().isdisjoint(made.ids):
-            # Models of whole words have special tokens in their vocabulary.
-            text = self._special.sub(lambda found: JOINER.join(found[0]), self._normal(text))
-            made = self._whole.encode(text, add_special_tokens=False)
+        has_special = plain and np.isin(made.ids, self._special_ids).any()
+        if has_special or (plain and self._special.search(text)):
+            return self._plain.encode(text, add_special_tokens=False)
         return made
+
+    @cached_property
+    def _plain(self) -> Any:
+        """The tokenizer whose special tokens have texts that are in no data: models with whole
+        words (Unigram, WordLevel, WordPiece) would find them in their vocabulary."""
+        from tokenizers import Tokenizer as Whole
+
+        made = json.loads(self.files["tokenizer.json"])
+        hidden = {text: f"{NO_TEXT}{text}{NO_TEXT}" for text in self._specials}
+        for token in made["added_tokens"]:
+            token["content"] = hidden.get(token["content"], token["content"])
+        model = made["model"]
+        words = model["vocab"]
+        model["vocab"] = (
+            {hidden.get(word, word): number for word, number in words.items()}
+            if isinstance(words, dict)
+            else [[hidden.get(word, word), score] for word, score in words]
+        )
+        if "unk_token" in model:
+            model["unk_token"] = hidden.get(model["unk_token"], model["unk_token"])
+        if "merges" in model:
+            pairs = (one.split(" ", 1) if isinstance(one, str) else one for one in model["merges"])
+            model["merges"] = [pair for pair in pairs if not hidden.keys() & {*pair, "".join(pair)}]
+        whole = Whole.from_str(json.dumps(made))
+        whole.no_padding()
+        whole.no_truncation()
+        whole.encode_special_tokens = True
+        return whole
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text up to the first end token, without special tokens."""
@@ -299,3 +325,44 @@ def _converted(folder: Path) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as made:
         AutoTokenizer.from_pretrained(folder, local_files_only=True).save_pretrained(made)
         return _texts(Path(made))
+
+
+# -- of no model ---------------------------------------------------------------------------------
+def of_no_model(text: str, source: str) -> Tokenizer:
+    """Of the text of a tokenizer.json."""
+    return Tokenizer({"tokenizer.json": text}, source, of_no_model=True)
+
+
+def tokenizer_of_ranks(content: bytes, source: str) -> Tokenizer:
+    """Of a `.tiktoken` file with GPT-2's rules: lines of a base64 token and its rank. An end token
+    that is not there comes after the last rank."""
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            if line.strip():
+                token, rank = line.split()
+                ranks[base64.b64decode(token, validate=True)] = np.uint32(int(rank)).item()
+        except (ValueError, OverflowError) as error:
+            raise DataError(
+                f"{source}, line {number}: expected a base64 token and its rank.",
+                "Give a .tiktoken file or a tokenizer.json.",
+            ) from error
+    missing = sum(bytes([byte]) not in ranks for byte in range(256))
+    if missing:
+        raise DataError(
+            f"{source}: {missing} of the 256 single bytes have no token.",
+            "tpukit needs a byte-level BPE such as GPT-2's: it must take any text.",
+        )
+    ranks.setdefault(END_OF_TEXT.encode(), max(ranks.values()) + 1)
+    converter = TikTokenConverter(pattern=GPT2_PATTERN, extra_special_tokens=[END_OF_TEXT])
+    converter.load_tiktoken_bpe = lambda _: ranks
+    return of_no_model(converter.converted().to_str(), source)
+
+
+def tokenizer_from_bytes(content: bytes, source: str) -> Tokenizer:
+    """What `to_bytes` made, or a run of version 0.1."""
+    if content.startswith(b"{"):
+        return Tokenizer(**json.loads(content))
+    return tokenizer_of_ranks(content, source)

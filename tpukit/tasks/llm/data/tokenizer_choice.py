@@ -1,6 +1,5 @@
 """Which tokenizer a run gets: GPT-2's own, a local file, or one trained on the data."""
 
-import base64
 import hashlib
 import json
 from collections.abc import Iterable
@@ -18,13 +17,15 @@ from tpukit.tasks.llm.data.token_cache import file_digest
 from tpukit.tasks.llm.data.tokenizer import (
     END_OF_TEXT,
     Tokenizer,
+    of_no_model,
+    tokenizer_from_bytes,
+    tokenizer_of_ranks,
 )
 
 BRING_A_FILE = (
     "Bring the file along: `tokenizer.json` of the Hugging Face repository `gpt2` (or a `.tiktoken`"
     " file) and give it with --tokenizer FILE; --tokenizer train needs no network at all."
 )
-GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 ROWS_FOR_TOKENIZER = 50_000
 """Most rows that a tokenizer is trained on: more change it little."""
 
@@ -33,15 +34,16 @@ def trained_tokenizer(
     csv_path: Path, vocabulary_size: int, columns: Columns = DIALOGUES
 ) -> Tokenizer:
     """A tokenizer trained on the file, kept in the cache by content and size."""
-    parts = json.dumps([file_digest(csv_path), vocabulary_size, columns.names])
-    name = hashlib.sha256(parts.encode()).hexdigest()[:32]
-    path = cache_folder() / "tokenizers" / f"{name}.json"
+    path = cache_folder() / "tokenizers" / f"{file_digest(csv_path)[:32]}-{vocabulary_size}.json"
+    if columns != DIALOGUES:
+        names = hashlib.sha256(json.dumps(columns.names).encode()).hexdigest()
+        path = path.with_stem(f"{path.stem}-{names[:32]}")
     with exclusive(path.with_suffix(".lock"), wait=True):
         if not path.exists():
             rows = islice(read_rows(csv_path, summaries=True, columns=columns), ROWS_FOR_TOKENIZER)
             texts = (text for row in rows for text in (row.dialogue, row.summary))
             write_file(path, train_tokenizer(texts, vocabulary_size).to_bytes())
-        return Tokenizer.from_bytes(path.read_bytes())
+        return tokenizer_from_bytes(path.read_bytes(), str(path))
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -51,39 +53,12 @@ def load_tokenizer(name: str) -> Tokenizer:
     path = Path(name)
     try:
         if path.suffix == ".tiktoken":
-            return _of_ranks(require_regular(path).read_bytes(), name)
+            return tokenizer_of_ranks(require_regular(path).read_bytes(), name)
         return Tokenizer.read(path if path.is_dir() else require_regular(path))
     except OSError as error:
         raise DataError(
             f"No tokenizer at {path}: {error.strerror}.",
             "--tokenizer takes gpt2, train, a .tiktoken or tokenizer.json file, or a directory.",
-        ) from error
-
-
-def tokenizer_of_run(content: bytes) -> Tokenizer:
-    """What `Tokenizer.to_bytes` made, or a run of version 0.1."""
-    if content.startswith(b"{"):
-        return Tokenizer.from_bytes(content)
-    return _of_ranks(content, "the run's tokenizer")
-
-
-def _of_ranks(content: bytes, source: str) -> Tokenizer:
-    """Of a `.tiktoken` file with GPT-2's rules; an end token that is not there comes last."""
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
-    try:
-        pairs = (line.split() for line in content.splitlines() if line.strip())
-        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
-        if missing := sum(bytes([byte]) not in ranks for byte in range(256)):
-            raise ValueError(f"{missing} of the 256 single bytes have no token")
-        ranks.setdefault(END_OF_TEXT.encode(), max(ranks.values()) + 1)
-        converter = TikTokenConverter(pattern=GPT2_PATTERN, extra_special_tokens=[END_OF_TEXT])
-        converter.load_tiktoken_bpe = lambda _: ranks
-        return _of_no_model(converter.converted().to_str(), source)
-    except Exception as error:  # of two libraries
-        raise DataError(
-            f"{source} is not a .tiktoken file of a byte-level BPE: {str(error)[:200]}.",
-            "It has a base64 token and its rank a line; or give a tokenizer.json.",
         ) from error
 
 
@@ -98,7 +73,7 @@ def _gpt2() -> Tokenizer:
             f" ({type(error).__name__}).",
             BRING_A_FILE,
         ) from error
-    return _of_no_model(Path(file).read_text(encoding="utf-8"), "gpt2")
+    return of_no_model(Path(file).read_text(encoding="utf-8"), "gpt2")
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
@@ -118,8 +93,4 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
     )
     whole.train_from_iterator(iter(texts), trainer)
     whole.add_special_tokens([END_OF_TEXT])
-    return _of_no_model(whole.to_str(), "the trained tokenizer")
-
-
-def _of_no_model(text: str, source: str) -> Tokenizer:
-    return Tokenizer({"tokenizer.json": text}, source, of_no_model=True)
+    return of_no_model(whole.to_str(), "the trained tokenizer")
