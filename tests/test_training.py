@@ -152,6 +152,20 @@ def test_no_resume_sets_the_old_run_aside(tmp_path, whole):
     assert same_bytes(tmp_path / "run.old-1", whole[0])
 
 
+def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path, whole):
+    run = tmp_path / "run"
+    shutil.copytree(whole[0], run)
+    weights = latest(run) / "optimizer.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    done = tpukit(*BASE, "--max-steps", "40", "--results-dir", run)
+    assert done.returncode == 0, done.stderr
+    assert "step-00000040" in done.stdout and "damaged" in done.stdout
+    assert "step-00000030" in done.stdout
+    assert same_bytes(run, whole[0])
+
+
 def test_files_that_others_leave_in_a_run_change_nothing(tmp_path, whole):
     """Jupyter's and the Finder's, and a copy that somebody made of a checkpoint."""
     run = tmp_path / "run"

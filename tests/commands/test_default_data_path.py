@@ -66,6 +66,7 @@ def recorded(run):
 @pytest.mark.parametrize(
     ("cls", "options", "used"),
     [
+        ("Mean", [], "photos"),
         ("Wider", [], "photos"),
         ("Mean", ["--data-path", "others"], "others"),
     ],
@@ -78,11 +79,20 @@ def test_the_command_takes_it(place, cls, options, used):
     assert tested["metrics"]["mean"] == MEANS[used]
 
 
-def test_an_object_is_evaluated_on_the_data_that_it_was_trained_on(place):
+def test_a_batch_is_found_with_it(place):
+    limits = ["--hw", "cpu", "--start", "2", "--max", "2", "--json"]
+    found = result(tpukit("probe-batch", "--task", "mean.py:Mean", *limits, cwd=place))
+    assert found["largest_batch_per_device"] == 2 and "--data-path" not in found["command"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "used"), [({}, "photos"), ({"data_path": "others"}, "others")]
+)
+def test_an_object_is_evaluated_on_the_data_that_it_was_trained_on(place, arguments, used):
     from tpukit.registry.classes import find_task
 
-    task = find_task("mean.py:Mean")(data_path="others")
+    task = find_task("mean.py:Mean")(**arguments)
     quiet = {"hw": "cpu", "log": lambda line: None}
     done = package.fit(task, results_dir="run", **quiet)
-    assert Path(done) == Path("run") and recorded(done) == "others"
-    assert package.evaluate(Path(done), **quiet)["metrics"]["mean"] == MEANS["others"]
+    assert Path(done) == Path("run") and recorded(done) == used
+    assert package.evaluate(Path(done), **quiet)["metrics"]["mean"] == MEANS[used]

@@ -83,8 +83,12 @@ def other_version(file):
 
 DAMAGES = {
     "truncated": lambda file: os.truncate(file, 3),
+    "empty": lambda file: os.truncate(file, 0),
+    "one bit": lambda file: file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + b"irst"),
+    "longer": lambda file: file.write_bytes(file.read_bytes() + b"\0"),
     "another program": lambda file: shutil.copy(file.with_name("1.bin"), file),
     "another version": other_version,
+    "list cut off": lambda file: os.truncate(file.parents[1] / "programs.sha256", 30),
     "list garbled": lambda file: (file.parents[1] / "programs.sha256").write_bytes(b"\xff\0" * 99),
     "list lost": lambda file: (file.parents[1] / "programs.sha256").unlink(),
 }

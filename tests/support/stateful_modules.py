@@ -203,6 +203,12 @@ MODULES = {
         parametrizations.spectral_norm(nn.Linear(8, 4)), nn.ReLU(), nn.Linear(4, 2)
     ),
     "weight_norm": lambda: nn.Sequential(with_old_weight_norm(), nn.ReLU(), nn.Linear(4, 2)),
+    "parametrized weight_norm": lambda: nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(8, 4)), nn.ReLU(), nn.Linear(4, 2)
+    ),
+    "orthogonal": lambda: nn.Sequential(
+        parametrizations.orthogonal(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 2)
+    ),
     "queue": Queue,
     "normalisation": Normed,
     "quantisation": Quantized,

@@ -14,8 +14,10 @@ WAYS = {
     "rows": (CPU, {}, 0.0),
     "mean": ([*CPU, "--set", "mean=true"], {}, 0.0),
     "accumulated": ([*CPU, *CUT], {"micro_batches": 2}, 0.0),
+    "two-ranks": (RANKS, {"ranks": 2}, 1e-7),
     "two-ranks-accumulated": ([*RANKS, *CUT], {"ranks": 2, "micro_batches": 2}, 1e-7),
     "sharded": ([*RANKS, "--shard"], {"ranks": 2}, 1e-7),
+    "xla-8": (XLA, {}, 3e-7),
     "xla-8-accumulated": ([*XLA, *CUT], {"micro_batches": 2}, 3e-7),
 }
 

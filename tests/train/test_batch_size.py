@@ -27,7 +27,7 @@ from tpukit.train.config import TrainConfig
 from tpukit.train.plan import TrainingRequest, plan_run
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder
-from tpukit.train.task import Datasets, PlanSettings, Task, TrainingDefaults
+from tpukit.train.task import Datasets, MasterAdamW, PlanSettings, Task, TrainingDefaults
 
 MIB = 2**20
 
@@ -258,6 +258,26 @@ class Deep(Task):
             part = model[place : place + 4]
             x = self.ops.recompute(part, x) if self.recompute is True else part(x)
         return {"loss": x.square().mean(1)}
+
+
+class Half(Deep):
+    """Weights and gradients in bf16, master copies and moments in fp32."""
+
+    def build_model(self, ops):
+        return super().build_model(ops).bfloat16()
+
+    def loss(self, model, batch):
+        return super().loss(model, {"x": batch["x"].bfloat16()})
+
+    def build_optimizer(self, groups, settings):
+        return MasterAdamW(groups, settings.lr)
+
+
+def test_bytes_a_weight_are_those_of_its_optimizer():
+    """Beside one gradient at a time in fp32, a 32nd of all; activations of a row are 1 %."""
+    count = sum(p.numel() for p in Deep().build_model(None).parameters())
+    for task, by_hand in ((Deep(False), 4 + 4 + 8), (Half(False), 2 + 2 + 4 + 8 + 4 / 32)):
+        assert needed(task, FakeBackend(), 1) / count == pytest.approx(by_hand, rel=0.02)
 
 
 class Named(FakeBackend):

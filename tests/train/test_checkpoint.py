@@ -130,6 +130,22 @@ def test_a_half_written_folder_is_not_seen_and_cleared(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_what_a_notebook_or_a_desktop_leaves_in_a_checkpoint_is_not_read(tmp_path):
+    path = write_checkpoint(tmp_path, state(3))
+    (path / ".ipynb_checkpoints").mkdir()
+    (path / ".DS_Store").write_bytes(b"Finder")
+    (path / "ema.safetensors.bak").write_bytes(b"a copy")
+    (tmp_path / "step-00000009.bak").mkdir()
+    checkpoint = newest_good(tmp_path, pytest.fail)
+    assert checkpoint.artifacts() == {"mean.bin": b"mean"}
+    assert checkpoint.stream() is None
+    writer = BackgroundWriter(tmp_path)
+    for step in (4, 5):
+        writer.write(state(step), is_best=False)
+    writer.close()
+    assert (tmp_path / "step-00000009.bak").is_dir()
+
+
 def test_a_checkpoint_made_the_best_one_keeps_all_else(tmp_path):
     path = write_checkpoint(tmp_path, state(3))
     before = {file.name: file.read_bytes() for file in path.iterdir()}

@@ -51,6 +51,23 @@ def test_config_files(tmp_path):
     assert read.train == {"log_every": 3, "lr": 0.5} and read.task == {"size": "tiny"}
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"lr = ", "not valid TOML"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[optim]\nlr = 1", r"\[optim\]"),
+    ],
+)
+def test_config_files_that_cannot_be_used(tmp_path, content, expected):
+    file = tmp_path / "run.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=expected):
+        read_config_file(file)
+    with pytest.raises(ConfigError, match="does not exist"):
+        read_config_file(tmp_path / "other.toml")
+
+
 def test_every_number_has_a_range():
     numbers = {
         name for name, hint in get_type_hints(TrainConfig).items()

@@ -6,7 +6,7 @@ import json
 import ema_pytorch
 import pytest
 import torch
-from fake_backend import FakeBackend, trained
+from fake_backend import FakeBackend
 from tiny_task import Tiny
 from torch import nn
 from torch.nn.utils import spectral_norm
@@ -15,7 +15,9 @@ from tpukit.hardware.modules import move_towards
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
 from tpukit.train.optimizer import EMASchedule
-from tpukit.train.run_folder import open_run, read_config, write_config
+from tpukit.train.plan import TrainingRequest
+from tpukit.train.run import train_run
+from tpukit.train.run_folder import RunFolder, open_run, read_config, write_config
 from tpukit.train.task import PlanSettings
 
 
@@ -28,7 +30,7 @@ def public_ema(model, version, beta, every, warmup):
 
 
 @pytest.mark.parametrize("updates", ["ema_pytorch", "ema_pytorch-0.5.2"])
-@pytest.mark.parametrize(("every", "warmup"), [(1, 4), (2, 4), (3, 4)])
+@pytest.mark.parametrize(("every", "warmup"), [(1, 4), (2, 4), (3, 4), (10, 100)])
 def test_ema_weights_equal_those_of_ema_pytorch(updates, every, warmup):
     torch.manual_seed(0)
     backend, task = FakeBackend(), Tiny(noise=0.0)
@@ -63,15 +65,19 @@ class Bounded(Tiny):
 
 
 def test_a_run_says_once_what_is_copied_and_validates_with_it(tmp_path):
-    config = {"max_steps": 40, "ckpt_every": 8, "ema_decay": 0.99, "ema_warmup": 0, "lr": 0.03}
-    _, lines, folder = trained(Bounded(), tmp_path / "run", **config)
+    lines = []
+    config = TrainConfig(
+        max_steps=80, global_batch_size=16, num_workers=0, ema_decay=0.99, ema_warmup=0, lr=0.03
+    )
+    request = TrainingRequest(Bounded(), config, RunFolder(tmp_path / "run"))
+    train_run(request, FakeBackend(), lines.append)
     buffers = (
         "0.weight_u, 0.weight_v, 2.parametrizations.weight.0._u, 2.parametrizations.weight.0._v"
     )
     assert [line for line in lines if "copied are" in line] == [
         f"EMA weights: parameters and running statistics are averaged; copied are {buffers}."
     ]
-    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    rows = [json.loads(line) for line in request.folder.metrics.read_text().splitlines()]
     # Averaged, the vectors fit no weights: 20 to 470.
     assert max(row["valid_loss"] for row in rows if row["kind"] == "valid") < 2
 
@@ -92,24 +98,38 @@ def test_runs_of_before_update_at_multiples():
     assert [constant.weight(step) for step in (1, 2, 3, 4)] == [0, 0.25, 0, 0.25]
 
 
-@pytest.mark.parametrize(
-    ("updates", "steps", "averaged"),
-    [("ema_pytorch", 8, False), ("ema_pytorch-0.5.2", 8, False), ("multiples", 8, False),
-     (None, 8, False), ("ema_pytorch", 12, True)],
-)  # fmt: skip
-def test_a_run_without_an_update_is_used_with_its_trained_weights(
-    tmp_path, updates, steps, averaged
-):
-    """None: one that does not record when it updates."""
-    every = {"ema_every": 2, "ema_warmup": 4} if averaged else {"ema_every": 10}
-    *_, folder = trained(
-        Tiny(), tmp_path / "run", max_steps=steps, ckpt_every=steps, ema_decay=0.9,
-        ema_updates=updates or "multiples", **every,
-    )  # fmt: skip
-    if updates is None:
-        tables = copy.deepcopy(read_config(folder))
-        del tables["train"]["ema_updates"]
-        write_config(folder, tables)
-    run = open_run(folder.path, lambda message: None)
-    weights, opened = run.checkpoint.tensors("model"), run.weights()
-    assert averaged != all(torch.equal(opened[name], weights[name]) for name in weights)
+def run_of(tmp_path, steps, **settings):
+    config = TrainConfig(max_steps=steps, global_batch_size=16, num_workers=0, **settings)
+    request = TrainingRequest(Tiny(), config, RunFolder(tmp_path / "run"))
+    train_run(request, FakeBackend(), lambda message: None)
+    return request.folder
+
+
+def trained_weights(folder):
+    return open_run(folder.path, lambda message: None).checkpoint.tensors("model")
+
+
+def opened_weights(folder):
+    return open_run(folder.path, lambda message: None).weights()
+
+
+@pytest.mark.parametrize("updates", ["ema_pytorch", "ema_pytorch-0.5.2", "multiples"])
+def test_a_run_without_an_update_is_used_with_its_trained_weights(tmp_path, updates):
+    folder = run_of(tmp_path, 8, ema_decay=0.9, ema_every=10, ema_updates=updates)
+    trained, opened = trained_weights(folder), opened_weights(folder)
+    assert all(torch.equal(opened[name], trained[name]) for name in trained)
+
+
+def test_so_is_a_run_that_does_not_record_when_it_updates(tmp_path):
+    folder = run_of(tmp_path, 8, ema_decay=0.9, ema_every=10, ema_updates="multiples")
+    tables = copy.deepcopy(read_config(folder))
+    del tables["train"]["ema_updates"]
+    write_config(folder, tables)
+    trained, opened = trained_weights(folder), opened_weights(folder)
+    assert all(torch.equal(opened[name], trained[name]) for name in trained)
+
+
+def test_a_run_with_updates_is_used_with_its_ema_weights(tmp_path):
+    folder = run_of(tmp_path, 12, ema_decay=0.9, ema_every=2, ema_warmup=4)
+    trained, opened = trained_weights(folder), opened_weights(folder)
+    assert not torch.equal(opened["0.weight"], trained["0.weight"])

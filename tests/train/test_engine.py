@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from fake_backend import FakeBackend
-from tiny_task import Rows, Tiny
+from tiny_task import Rows, Tiny, Weighted
 from torch import nn
 
 from tpukit.errors import ConfigError, JobError, NonFiniteLossError, UsageError
+from tpukit.io.interrupts import StopRequest
 from tpukit.train import checkpoint_writer, plan
 from tpukit.train.config import TrainConfig
-from tpukit.train.learner import build_learner
+from tpukit.train.learner import build_learner, weighted_sums
 from tpukit.train.plan import TrainingRequest
 from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder, open_run
@@ -63,6 +64,26 @@ def test_a_warmup_longer_than_the_run_is_said(request_for, steps, warns):
     assert any("ends at 0.25, below --lr 0.5" in line for line in lines) == warns
 
 
+def test_validation_counts_every_sample_once(request_for):
+    """Ten samples in batches of sixteen: the filled rows must not count."""
+    backend = FakeBackend()
+    request = request_for(max_steps=3, ema_decay=None)
+    train_run(request, backend, silent)
+    told = [row["valid_loss"] for row in read_metrics(request.folder) if row["kind"] == "valid"]
+    run = open_run(request.folder.path, silent)
+    model = request.task.build_model(backend)
+    model.load_state_dict(run.weights())
+    from tpukit.train.task import VALIDATION_EPOCH, sample_rng
+
+    rows = [request.task.draw(Rows(10)[i], sample_rng(0, VALIDATION_EPOCH, i)) for i in range(10)]
+    x = torch.from_numpy(np.stack([row["x"] for row in rows]))
+    y = torch.from_numpy(np.stack([row["y"] for row in rows]))
+    model.eval()
+    with torch.no_grad():
+        expected = (model(x) - y).square().mean().item()
+    assert told[-1] == pytest.approx(expected, rel=1e-5)
+
+
 def test_an_older_run_goes_on_without_the_warm_up_of_its_ema(request_for, monkeypatch):
     """Its checkpoints do not record one, and its EMA weights had none."""
     older = {"ema_warmup": 0, "ema_updates": "multiples"}
@@ -70,11 +91,12 @@ def test_an_older_run_goes_on_without_the_warm_up_of_its_ema(request_for, monkey
         recorded = tuple(name for name in plan.ARITHMETIC if name not in older)
         before.setattr(plan, "ARITHMETIC", recorded)
         train_run(request_for(max_steps=10, **older), FakeBackend(), silent)
-    resumed = request_for(max_steps=20, ema_warmup=TrainConfig.ema_warmup)
-    assert train_run(resumed, FakeBackend(), silent).resumed_from == 10
-    again = open_run(resumed.folder.path, silent)
-    assert {name: again.checkpoint.state.identity[name] for name in older} == older
-    assert {name: again.train_config[name] for name in older} == older
+    for steps in (20, 30):
+        resumed = request_for(max_steps=steps, ema_warmup=TrainConfig.ema_warmup)
+        assert train_run(resumed, FakeBackend(), silent).resumed_from == steps - 10
+        again = open_run(resumed.folder.path, silent)
+        assert {name: again.checkpoint.state.identity[name] for name in older} == older
+        assert {name: again.train_config[name] for name in older} == older
     with pytest.raises(ConfigError, match="ema_warmup was 0, now 7"):
         train_run(request_for(max_steps=40, ema_warmup=7), FakeBackend(), silent)
 
@@ -163,6 +185,23 @@ def test_a_failed_write_ends_the_run_before_the_next_one(request_for, monkeypatc
     assert task.made < 100
 
 
+def test_the_best_validation_is_what_open_run_gives(request_for):
+    request = request_for(max_steps=12, lr=0.5)
+    summary = train_run(request, FakeBackend(), silent)
+    rows = [row for row in read_metrics(request.folder) if row["kind"] == "valid"]
+    best = min(rows, key=lambda row: row["valid_loss"])
+    assert summary.best == {"loss": best["valid_loss"], "step": best["step"]}
+    assert open_run(request.folder.path, silent).checkpoint.state.step == best["step"]
+
+
+def test_a_stop_request_is_seen_between_steps(request_for, monkeypatch):
+    request = request_for(max_steps=1000)
+    monkeypatch.setattr(StopRequest, "is_set", property(lambda stop: True))
+    summary = train_run(request, FakeBackend(), silent)
+    assert summary.steps == 1 and not summary.finished
+    assert open_run(request.folder.path, silent).checkpoint.state.step == 1
+
+
 def test_a_large_gradient_is_told(request_for):
     class Steep(Tiny):
         def loss(self, model, batch):
@@ -180,9 +219,8 @@ def test_a_non_finite_loss_names_the_first_bad_step(request_for):
             scale = float("nan") if self.calls == 4 else 1.0
             return {"loss": super().loss(model, batch)["loss"] * scale}
 
-    with pytest.raises(NonFiniteLossError, match="in step 4") as caught:
+    with pytest.raises(NonFiniteLossError, match="in step 4"):
         train_run(request_for(Bad(), ckpt_every=100, log_every=100), FakeBackend(), silent)
-    assert "Lower --lr" in caught.value.hint
 
 
 class Damaged(Tiny):
@@ -214,6 +252,28 @@ def test_a_sample_that_is_not_finite_is_named(request_for, value, told):
     with pytest.raises(NonFiniteLossError, match=told) as caught:
         train_run(request_for(Damaged(value), **config), FakeBackend(), silent)
     assert "nan_to_num" in caught.value.hint and "--lr" not in caught.value.hint
+
+
+def test_a_loss_that_diverges_on_finite_samples_gets_other_advice(request_for):
+    class Diverging(Tiny):
+        def loss(self, model, batch):
+            return {"loss": super().loss(model, batch)["loss"] * float("inf")}
+
+    with pytest.raises(NonFiniteLossError) as caught:
+        train_run(request_for(Diverging()), FakeBackend(), silent)
+    assert "Lower --lr" in caught.value.hint
+
+
+@pytest.mark.parametrize("task", [Tiny, Weighted])
+def test_a_loss_a_row_and_a_mean_weigh_alike(task):
+    made = task()
+    model = made.build_model(None)
+    [batch] = made.probe_batches(PlanSettings(6, 6, 1, 0))
+    batch = {**batch, "x": torch.randn(6, 8), "mask": torch.tensor([1.0, 1, 1, 1, 0, 0])}
+    sums = weighted_sums(made.loss(model, batch), ["loss"], batch["mask"])
+    shorter = {name: value[:4] for name, value in batch.items()}
+    expected = weighted_sums(made.loss(model, shorter), ["loss"], shorter["mask"])
+    assert torch.allclose(sums, expected, atol=1e-6)
 
 
 class Renaming(Tiny):
@@ -263,17 +323,28 @@ def with_digest(digest):
     return task
 
 
-def test_a_checkpoint_without_a_digest_gains_one_and_other_data_is_an_error(request_for):
+def test_other_data_is_an_error_that_names_the_field(request_for):
+    train_run(request_for(with_digest("a"), max_steps=3), FakeBackend(), silent)
+    with pytest.raises(ConfigError, match="data was 'a', now 'b'") as caught:
+        train_run(request_for(with_digest("b")), FakeBackend(), silent)
+    assert caught.value.id == "changed-arithmetic"
+
+
+def test_a_checkpoint_without_a_digest_gains_one_with_a_warning(request_for):
     request = request_for(with_digest(None), max_steps=3)
     train_run(request, FakeBackend(), silent)
     lines: list[str] = []
     train_run(request_for(with_digest("a")), FakeBackend(), lines.append)
     assert any("Warning" in line and "data" in line for line in lines)
     assert open_run(request.folder.path, silent).checkpoint.state.step == 6
-    for other in ("b", None):
-        with pytest.raises(ConfigError, match=f"data was 'a', now {other!r}") as caught:
-            train_run(request_for(with_digest(other), max_steps=9), FakeBackend(), silent)
-        assert caught.value.id == "changed-arithmetic"
+    with pytest.raises(ConfigError, match="data was 'a', now 'b'"):
+        train_run(request_for(with_digest("b"), max_steps=9), FakeBackend(), silent)
+
+
+def test_a_lost_digest_is_an_error(request_for):
+    train_run(request_for(with_digest("a"), max_steps=3), FakeBackend(), silent)
+    with pytest.raises(ConfigError, match="data was 'a', now None"):
+        train_run(request_for(with_digest(None)), FakeBackend(), silent)
 
 
 @pytest.mark.parametrize(

@@ -280,3 +280,27 @@ def test_timms_optimizers():
 def test_optimizers_of_other_packages():
     present = [n for n in OTHERS if importlib.util.find_spec(n.partition(".")[0])]
     assert table({name: (OTHERS[name], False) for name in present}) == {}
+
+
+UNLIKE_OTHERS = {
+    "adalomo": "takes a model", "adammini": "takes a model", "lomo": "takes a model",
+    "demo": "needs einops", "distributedmuon": "needs several ranks",
+    "lbfgs": "takes one group", "lorarite": "is for LoRA's factors",
+    "spectralsphere": "takes matrices alone",
+    "adahessian": "needs the graph of the gradients", "sophiah": "needs the graph of the gradients",
+}  # fmt: skip
+"""Optimizers of pytorch_optimizer that torch's plain loop fails with too."""
+REFUSED = {
+    "a2grad": "no `lr`", "alig": "closure", "bsam": "closure",
+    "adashift": "keeps a deque", "conda": "keeps a GaLoreProjector",
+    "scalableshampoo": "keeps a SGDGraft",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_collection_of_optimizers():
+    collection = pytest.importorskip("pytorch_optimizer")
+    names = [n for n in collection.get_supported_optimizers() if n not in UNLIKE_OTHERS]
+    refused = table({name: (of_collection(name), False) for name in names})
+    assert refused.keys() == REFUSED.keys()
+    assert all(REFUSED[name] in text for name, text in refused.items()), refused

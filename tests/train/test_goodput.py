@@ -3,10 +3,13 @@
 import json
 
 import pytest
-from fake_backend import trained
+from fake_backend import FakeBackend
 from tiny_task import Tiny
 
 from tpukit.train.clocks import Goodput
+from tpukit.train.config import TrainConfig
+from tpukit.train.plan import TrainingRequest
+from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder
 from tpukit.train.run_log import read_metrics
 
@@ -29,7 +32,9 @@ def test_a_run_says_its_goodput_over_its_sessions(tmp_path):
     folder = RunFolder(tmp_path / "run")
 
     def session(steps):
-        trained(Tiny(), folder.path, max_steps=steps, ckpt_every=4)
+        config = TrainConfig(max_steps=steps, global_batch_size=16, log_every=2, ckpt_every=4,
+                             num_workers=0, schedule="constant")  # fmt: skip
+        train_run(TrainingRequest(Tiny(), config, folder), FakeBackend(), lambda _: None)
         return [row for row in read_metrics(folder) if row["kind"] == "train"]
 
     before = session(4)

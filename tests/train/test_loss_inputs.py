@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from fake_backend import FakeBackend, trained
+from fake_backend import FakeBackend
 from runs import SUPPORT, VIRTUAL_TPU, failure, result, tpukit
 from tagging_task import WORDS, Tagger, Texts
 from torch import nn
@@ -14,6 +14,8 @@ from torch import nn
 from tpukit.errors import DataError
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import IndexTrace
+from tpukit.train.plan import TrainingRequest
+from tpukit.train.run import train_run
 from tpukit.train.run_folder import RunFolder
 from tpukit.train.run_log import read_metrics
 from tpukit.train.task import PlanSettings, ShuffledPlan, stack_samples
@@ -33,9 +35,12 @@ def no_c_compiler(monkeypatch):
 
 def train(task, tmp_path, backend=None, **config):
     """The validation losses and the warnings of a run."""
-    settings = {"max_steps": 2, "global_batch_size": 8, "log_every": 1, "ckpt_every": 1, **config}
-    _, lines, folder = trained(task, tmp_path / "run", backend, **settings)
-    losses = [row["valid_loss"] for row in read_metrics(folder) if "valid_loss" in row]
+    lines: list[str] = []
+    settings = {"max_steps": 2, "global_batch_size": 8, "log_every": 1, "ckpt_every": 1,
+                "num_workers": 0, **config}  # fmt: skip
+    request = TrainingRequest(task, TrainConfig(**settings), RunFolder(tmp_path / "run"))
+    train_run(request, backend or FakeBackend(), lines.append)
+    losses = [row["valid_loss"] for row in read_metrics(request.folder) if "valid_loss" in row]
     return losses, [line for line in lines if "mean (0-d" in line]
 
 
@@ -206,10 +211,7 @@ def test_a_later_sample_is_named_before_its_step(tmp_path, workers):
 @pytest.mark.xla
 @pytest.mark.parametrize(
     ("entry", "value", "told"),
-    [
-        ("labels", 5, "`cross_entropy` in Tagger.loss"),
-        pytest.param("tokens", 11, "takes 0 to 10", marks=pytest.mark.slow),
-    ],
+    [("labels", 5, "`cross_entropy` in Tagger.loss"), ("tokens", 11, "takes 0 to 10")],
 )
 def test_xla_names_entry_sample_and_range(tmp_path, entry, value, told):
     """Of the first step too: XLA computes on."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_backend import trained
+from fake_backend import FakeBackend
 from stateful_modules import MODULES
 from tiny_task import Rows, Tiny
 from torch import nn
@@ -15,7 +15,11 @@ import tpukit
 from tpukit.errors import CheckpointError, UsageError
 from tpukit.hardware.modules import running_statistics
 from tpukit.train.checkpoint import list_checkpoints, open_checkpoint
+from tpukit.train.config import TrainConfig
 from tpukit.train.module_state import load_weights
+from tpukit.train.plan import TrainingRequest
+from tpukit.train.run import train_run
+from tpukit.train.run_folder import RunFolder
 
 DECAY, LR, STEPS = 0.75, 0.05, 6
 
@@ -39,11 +43,16 @@ class Stateful(Tiny):
         return {"loss": (model(batch["x"]).float() - batch["y"]).square().mean(1)}
 
 
-def train(task, folder, steps):
-    trained(
-        task, folder, max_steps=steps, global_batch_size=8, ema_decay=DECAY, ema_warmup=0,
+def train(task, folder, steps, **settings):
+    config = TrainConfig(
+        max_steps=steps, global_batch_size=8, num_workers=0, ema_decay=DECAY, ema_warmup=0,
         optimizer="sgd", momentum=0.9, weight_decay=0.0, lr=LR, clip_norm=0.0, ckpt_every=3,
+        schedule="constant", **settings,
     )  # fmt: skip
+    request = TrainingRequest(task, config, RunFolder(folder))
+    lines = []
+    train_run(request, FakeBackend(), lines.append)
+    return lines
 
 
 def by_hand(kind, batches):

@@ -7,7 +7,7 @@ from contextlib import nullcontext as ok
 
 import pytest
 import torch
-from fake_backend import FakeBackend, trained
+from fake_backend import FakeBackend
 from tiny_task import Tiny
 from torch.nn.utils.clip_grad import clip_grad_norm_  # torch_xla patches `torch.nn.utils`
 
@@ -21,7 +21,9 @@ from tpukit.hardware.optimizers import MasterAdamW, require_whole_matrices
 from tpukit.train.checkpoint import PlainState, list_checkpoints
 from tpukit.train.config import TrainConfig, build
 from tpukit.train.learner import build_learner, seed_everything
-from tpukit.train.run_folder import open_run
+from tpukit.train.plan import TrainingRequest
+from tpukit.train.run import train_run
+from tpukit.train.run_folder import RunFolder, open_run
 from tpukit.train.run_log import read_metrics
 from tpukit.train.task import ParameterGroup, PlanSettings, stack_samples
 
@@ -54,9 +56,12 @@ def train(tmp_path):
     """Runs a task in the run folder, and again; what it printed is in `lines`."""
 
     def run(task, folder="run", **config):
-        settings = {"max_steps": 4, "lr": RATE, **config}
-        result, lines, folder = trained(task, tmp_path / folder, **settings)
-        return folder, result, lines
+        lines: list[str] = []
+        settings = {"max_steps": 4, "global_batch_size": 16, "log_every": 2, "ckpt_every": 2,
+                    "num_workers": 0, "lr": RATE, **config}  # fmt: skip
+        request = TrainingRequest(task, TrainConfig(**settings), RunFolder(tmp_path / folder))
+        result = train_run(request, FakeBackend(), lines.append)
+        return request.folder, result, lines
 
     return run
 
@@ -276,6 +281,25 @@ class Optional(OPTIM.SGD):
             parameter.add_(parameter.grad, alpha=rate)
 
 
+class Returning(Optional):
+    @torch.no_grad()
+    def step(self, closure=None):
+        if closure is None:
+            return super().step()
+        self.move(0.05)
+        with torch.enable_grad():
+            loss = closure()
+        self.move(-0.05)
+        return loss
+
+
+class Inheriting(Optional):
+    """Hands its closure to the step above."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
 class Outer(Optional):
     """Steps another optimizer, and hands its closure to a method."""
 
@@ -350,12 +374,15 @@ class Wrapping:
     "make",
     [
         lambda groups: Sharpness(groups, RATE),
+        lambda groups: Wrapping(Sharpness(groups, RATE)),
         lambda groups: Wrapping(lbfgs(groups)),
         lambda groups: Optional(groups, RATE),
+        lambda groups: Returning(groups, RATE),
         lambda groups: Twice(groups, RATE),
+        lambda groups: Inheriting(groups, RATE),
         lambda groups: Outer(groups, RATE),
     ],
-    ids=["assertion", "wrapped", "within", "twice", "method"],
+    ids=["assertion", "wrapped", "argument", "within", "after", "twice", "above", "method"],
 )
 def test_what_needs_a_closure_is_refused_before_the_first_step(make):
     with pytest.raises(UsageError, match="evaluates the loss again through a closure") as caught:
@@ -760,3 +787,57 @@ def test_a_rate_that_is_not_a_number_is_named(train):
 
     with pytest.raises(UsageError, match=r"Broken\.learning_rate gave nan for step 1"):
         train(Broken())
+
+
+# -- two networks ----------------------------------------------------------------------------------
+class Adversarial(Tiny):
+    """A generator and a discriminator, stepped together: each loss reaches its own network."""
+
+    name = "adversarial"
+
+    def build_model(self, ops):
+        return torch.nn.ModuleDict({
+            "generator": torch.nn.Linear(8, 2), "discriminator": torch.nn.Linear(2, 1),
+        })  # fmt: skip
+
+    def parameter_groups(self, model, weight_decay):
+        return [
+            ParameterGroup(list(model["generator"].parameters())),
+            ParameterGroup(list(model["discriminator"].parameters()), lr_scale=4.0),
+        ]
+
+    def losses(self, model, batch):
+        critic = model["discriminator"]
+        fixed = {name: value.detach() for name, value in critic.named_parameters()}
+        made = model["generator"](batch["x"])
+        fooled = torch.func.functional_call(critic, fixed, (made,))
+        told = torch.nn.functional.softplus
+        caught = told(-critic(batch["y"])) + told(critic(made.detach()))
+        return told(-fooled)[:, 0], caught[:, 0]
+
+    def loss(self, model, batch):
+        generator, discriminator = self.losses(model, batch)
+        return {"loss": generator + discriminator, "generator": generator}
+
+
+def test_two_networks_learn_from_their_own_losses():
+    """The documented way of a GAN: the sum's gradient is each loss' own for its network."""
+    task = Adversarial()
+    learner = learner_of(task, optimizer="sgd", momentum=0.0, lr=RATE, clip_norm=0.0)
+    seed_everything(0)
+    model, batch = task.build_model(None), batch_of(task, 0)
+    generator, discriminator = task.losses(model, batch)
+    own = [
+        torch.autograd.grad(loss.mean(), list(model[name].parameters()), retain_graph=True)
+        for loss, name in ((generator, "generator"), (discriminator, "discriminator"))
+    ]
+    learner.train_step([batch], RATE)
+    scales = [RATE] * 2 + [4 * RATE] * 2
+    expected = [
+        parameter.detach() - rate * gradient
+        for parameter, rate, gradient in zip(
+            model.parameters(), scales, [*own[0], *own[1]], strict=True
+        )
+    ]
+    for found, wanted in zip(parameters(learner), expected, strict=True):
+        torch.testing.assert_close(found, wanted)

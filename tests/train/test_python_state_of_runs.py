@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from fake_backend import FakeBackend, trained
+from fake_backend import FakeBackend
 from stateful_modules import MODULES
 from tiny_task import Tiny
 from torch import nn
@@ -13,6 +13,9 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from tpukit.train.config import TrainConfig
 from tpukit.train.learner import build_learner
+from tpukit.train.plan import TrainingRequest
+from tpukit.train.run import train_run
+from tpukit.train.run_folder import RunFolder
 from tpukit.train.task import PlanSettings
 
 
@@ -55,7 +58,9 @@ class Moving(Tiny):
 
 
 def lines_of(task, folder):
-    _, lines, _ = trained(task, folder, max_steps=5)
+    lines = []
+    config = TrainConfig(max_steps=5, global_batch_size=16, num_workers=0)
+    train_run(TrainingRequest(task, config, RunFolder(folder)), FakeBackend(), lines.append)
     return [line for line in lines if "no checkpoint holds" in line]
 
 

@@ -103,9 +103,10 @@ def test_a_damaged_checkpoint_there_is_skipped(s3, whole, monkeypatch, tmp_path)
     assert any("Skipping checkpoint step-00000006" in line for line in lines)
 
 
-def test_requests_that_fail_change_nothing(s3, whole):
+@pytest.mark.parametrize("how", [pytest.param("fail", marks=pytest.mark.slow), "lost"])
+def test_requests_that_fail_change_nothing(s3, whole, how):
     address, faults = s3
-    faults.arm("lost", at=range(3, 200, 7))
+    faults.arm(how, at=range(3, 200, 7))
     train_run(request_of(address), FakeBackend(), silent)
     assert faults.met > 5
     faults.arm()

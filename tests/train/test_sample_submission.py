@@ -77,7 +77,7 @@ def test_a_column_without_a_name_is_named_before_training(tmp_path):
     ("classes", "sample", "written"),
     [("abc", "c a", ["b c", "a b"]), ("abc", "b", ["b", "a"]),
      (("0.0", "1.0", "2.0"), "0", ["1", "0"]), (("False", "True"), "0", ["1", "0"]),
-     (("0", "1"), "False", ["True", "False"]),
+     (("0", "1"), "False", ["True", "False"]), (("False", "True", "7"), "0", ["True", "False"]),
      (("007", "008"), "9", ["008", "007"])],
 )  # fmt: skip
 def test_classes_are_written_as_the_sample_writes_them(tmp_path, classes, sample, written):

@@ -4,11 +4,14 @@ import json
 import sys
 
 import pytest
-from fake_backend import trained
+from fake_backend import FakeBackend
 from tiny_task import Tiny
 
 from tpukit.errors import ConfigError
 from tpukit.train.config import TrainConfig, build
+from tpukit.train.plan import TrainingRequest
+from tpukit.train.run import train_run
+from tpukit.train.run_folder import RunFolder
 from tpukit.train.tracking import missing_tracker
 
 LIBRARY = """
@@ -37,7 +40,12 @@ def train(tmp_path, monkeypatch):
     def run(last):
         (tmp_path / "trackio.py").write_text(f"LAST = {last}\n{LIBRARY}")
         monkeypatch.delitem(sys.modules, "trackio", raising=False)
-        _, lines, folder = trained(Tiny(), tmp_path / f"run{last}", track="trackio")
+        folder, lines = RunFolder(tmp_path / f"run{last}"), []
+        settings = {"max_steps": 6, "global_batch_size": 16, "log_every": 2, "ckpt_every": 2,
+                    "num_workers": 0, "track": "trackio"}  # fmt: skip
+        train_run(
+            TrainingRequest(Tiny(), TrainConfig(**settings), folder), FakeBackend(), lines.append
+        )
         return sys.modules.pop("trackio").calls, lines, folder
 
     return run

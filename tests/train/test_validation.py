@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from fake_backend import FakeBackend, trained
+from fake_backend import FakeBackend
 from tiny_task import Rows, Tiny
 from torch import nn
 
@@ -23,8 +23,10 @@ from tpukit.train.config import TrainConfig, build
 from tpukit.train.evaluation import in_data_order, infer, metrics_of, metrics_of_run
 from tpukit.train.learner import BatchSums, weighted_sums
 from tpukit.train.loader import LoaderSettings
+from tpukit.train.plan import TrainingRequest
 from tpukit.train.requests import EvaluationRequest
-from tpukit.train.run_folder import TrainedRun, open_run
+from tpukit.train.run import train_run
+from tpukit.train.run_folder import RunFolder, TrainedRun, open_run
 from tpukit.train.run_log import read_metrics
 from tpukit.train.schedule import BestMetric, parse_best_metric
 from tpukit.train.task import VALIDATION_EPOCH, Datasets, MicroBatch, PlanSettings, SampleKey
@@ -35,8 +37,12 @@ def train(tmp_path):
     """Runs a task in one run folder; the result, the metrics, the log."""
 
     def run(task, **config):
-        result, lines, folder = trained(task, tmp_path / "run", **config)
-        return result, read_metrics(folder), lines
+        lines: list[str] = []
+        settings = {"max_steps": 6, "global_batch_size": 16, "log_every": 2, "ckpt_every": 2,
+                    "num_workers": 0, **config}  # fmt: skip
+        request = TrainingRequest(task, TrainConfig(**settings), RunFolder(tmp_path / "run"))
+        result = train_run(request, FakeBackend(), lines.append)
+        return result, read_metrics(request.folder), lines
 
     return run
 
@@ -76,8 +82,10 @@ def test_weights_and_modes_are_put_back_after_a_validation(tmp_path, kind):
     task, found = Freezing() if kind == "modes" else Tiny(), []
     task.build_model = lambda ops: Renormalized(kind)
     for every in (1, 6):
-        config = {"lr": 0.01, "ckpt_every": every, "ema_decay": 0.5, "ema_warmup": 0}
-        *_, folder = trained(task, tmp_path / str(every), **config)
+        config = TrainConfig(max_steps=6, global_batch_size=16, num_workers=0, lr=0.01,
+                             ckpt_every=every, ema_decay=0.5, ema_warmup=0)  # fmt: skip
+        folder = RunFolder(tmp_path / str(every))
+        train_run(TrainingRequest(task, config, folder), FakeBackend(), lambda line: None)
         checkpoint = folder.checkpoints / "step-00000006"
         found.append([(checkpoint / f"{n}.safetensors").read_bytes() for n in ("model", "ema")])
     assert found[0] == found[1]
@@ -539,10 +547,10 @@ def test_the_declared_arrow_is_the_direction(train):
 
 
 def test_the_last_validation_is_always_shown(train):
-    _, metrics, lines = train(Tiny(), max_steps=20, ckpt_every=1, log_every=20)
+    _, metrics, lines = train(Tiny(), max_steps=40, ckpt_every=1, log_every=40)
     shown = [line for line in lines if "valid_loss" in line]
-    assert len([row for row in metrics if row["kind"] == "valid"]) == 20 > len(shown)
-    assert shown[-1].startswith("step 20: ")
+    assert len([row for row in metrics if row["kind"] == "valid"]) == 40 > len(shown)
+    assert shown[-1].startswith("step 40: ")
 
 
 def test_what_a_finished_run_can_do(train):
@@ -642,8 +650,9 @@ def test_validation_batches_are_made_by_workers_that_stand_ready(tmp_path):
         for name in ("a", "b"):
             shutil.rmtree(tmp_path / name, ignore_errors=True)
             (tmp_path / name).mkdir()
-        config = {"global_batch_size": 8, "num_workers": workers}
-        *_, folder = trained(Validating(), tmp_path / f"run {workers}", **config)
+        config = TrainConfig(max_steps=6, ckpt_every=2, global_batch_size=8, num_workers=workers)
+        folder = RunFolder(tmp_path / f"run {workers}")
+        train_run(TrainingRequest(Validating(), config, folder), FakeBackend(), print)
         scores.append([row for row in read_metrics(folder) if row["kind"] == "valid"])
         readers = [{int(file.name) for file in (tmp_path / n).iterdir()} for n in ("a", "b")]
         if workers == 0:

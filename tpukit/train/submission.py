@@ -22,11 +22,6 @@ NEUTRAL = ("frequencies", "uniform")
 """Kinds of rows for samples without a prediction."""
 TRUTHS = {"true": 1.0, "false": 0.0}
 """Words of two classes, in small letters."""
-FORMS: Sequence[Callable[[float], str]] = (
-    lambda number: str(int(number)) if number % 1 == 0 else str(number), str,
-    lambda number: str(bool(number)), lambda number: str(bool(number)).lower(),
-)  # fmt: skip
-"""How a sample may write the numbers of classes."""
 SHOWN = 3
 """Names in a message."""
 
@@ -164,11 +159,19 @@ def _spelled(classes: Sequence[str], texts: Collection[str]) -> Sequence[str] | 
     """Classes as a sample writes them: 1 for 1.0 or True; None where its values are no classes."""
     if not texts or {*texts} & {*classes}:
         return classes
-    numbers = [TRUTHS.get(name.lower(), as_number(name)) for name in classes]
-    for form in FORMS:
-        spelled = [form(number) if number is not None else "" for number in numbers]
-        if {*texts} <= {*spelled} and len({*spelled}) == len(classes):
-            return spelled
+    of_class, asked = ([TRUTHS.get(t.lower(), as_number(t)) for t in each] for each in
+                       (classes, texts))  # fmt: skip
+    numbers = [number for number in of_class if number is not None]
+    mixed = len({name.lower() in TRUTHS for name in classes}) > 1
+    if mixed or len({*numbers}) < len(classes) or not {*asked} <= {*numbers}:
+        return None
+    forms: Sequence[Callable[[float], str]] = (
+        lambda n: str(int(n)) if n % 1 == 0 else str(n), str,
+        lambda n: str(bool(n)), lambda n: str(bool(n)).lower(),
+    )  # fmt: skip
+    for form in forms if {*numbers} <= {0.0, 1.0} else forms[:2]:
+        if {*texts} <= {form(number) for number in numbers}:
+            return [form(number) for number in numbers]
     return None
 
 

@@ -210,6 +210,19 @@ def test_what_cannot_be_sent_is_named():
         pass
 
 
+def test_a_transformers_model(monkeypatch):
+    monkeypatch.setenv("USE_TORCH_XLA", "0")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, num_labels=3,
+    )  # fmt: skip
+    inputs = ["input_ids=9:int64<60", "attention_mask=9:int64", "labels=scalar:int64<3"]
+    made = transformers.BertForSequenceClassification
+    assert 0.3 < losses(ModelTask(lambda: made(config), inputs, {}))[2] < 4
+    assert losses(ModelTask(lambda: made(config), inputs[:1], {}))[2].isfinite()
+
+
 @pytest.mark.parametrize(
     ("kind", "target", "compiled"), [("gpu", None, False), ("cpu", None, None), ("gpu", "t4", None)]
 )

@@ -90,6 +90,21 @@ def test_curves_that_flatten_take_few_trials(fixed, slope, knee, flat, noise, st
     assert len(curve.tried) <= 24
 
 
+def gpt2_on_a_v5e_chip() -> Curve:
+    known = {4: 5.15, 8: 8.66, 12: 12.4, 16: 14.6, 18: 14.9, 20: 15.66, 21: 16.39, 22: 16.5}
+    points = sorted(known)
+    used = [int(known[min(points, key=lambda p: (abs(p - b), p))] * GIB) for b in range(1, 65)]
+    used[20:] = [int((16.39 + 0.1 * ((b * 7) % 5)) * GIB) for b in range(21, 65)]
+    return Curve(used, int(15.75 * GIB), fixed=int(1.42 * GIB), effort="fast")
+
+
+def test_gpt2_on_a_v5e_chip_takes_two_trials():
+    curve = gpt2_on_a_v5e_chip()
+    found = search(curve, SearchSettings(4, 64), TOLERANCE)
+    assert (found.low, found.high) == (20, None)
+    assert curve.tried == [4, 20]
+
+
 @settings(deadline=None)
 @given(
     limit=st.floats(4, 1000),
