@@ -110,14 +110,58 @@ class Average(NamedTuple):
     originals: Sequence[Tensor] = ()
 
 
-class AfterStep(NamedTuple):
-    """`function(module)` once a step has moved the weights, `module` being the one behind `model`.
+class StepSums:
+    """What the micro-batches of a step add up to, on the device; zeros between steps."""
 
-    Every rank calls it; the ranks then have the same persistent buffers again.
+    def __init__(self, entries: int, device: torch.device) -> None:
+        self.totals = torch.zeros(entries, device=device)
+        self.unit = torch.zeros((), device=device)
+        """The weight of the step's first micro-batch, which its backward passes divide by: what
+        user code sees in them (hooks, autograd functions) is the gradient of a mean."""
+
+    def clear(self) -> None:
+        self.totals.zero_()
+        self.unit.zero_()
+
+
+class StepDroppedError(Exception):
+    """Raised by `Trained.forward`: the step is to be left, and what its passes moved is undone."""
+
+
+class Trained(Protocol):
+    """What `train_step` trains, and what a step computes: the engine's `Learner`.
+
+    A program of a step is kept for this object, until what its `task`, `model` and `optimizer`
+    hold has changed. Beside these and tensors of the device its methods depend on nothing that
+    changes.
     """
 
     model: nn.Module
-    function: Callable[[nn.Module], object]
+    """As `prepare` returned it."""
+    optimizer: torch.optim.Optimizer
+    clip_norm: float | None
+    step_sums: StepSums
+    finite: Tensor
+    """On the device, an entry for each parameter in the order of the optimizer's groups: becomes 0
+    where a gradient was not finite, else 1."""
+
+    @property
+    def after_step(self) -> Callable[[nn.Module], object] | None:
+        """Called with the module behind `model` once a step has moved the weights, by every rank;
+        the ranks then have the same persistent buffers again."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        """(entries of `step_sums`,): sums over this rank's rows of a micro-batch: its weight, its
+        weighted loss, of which a step has the gradient, others."""
+
+    def average(self, weight: float | Tensor) -> Average | None:
+        """The EMA's update, called last, as `after_step` may put other tensors in the place of
+        buffers."""
+
+    def record(self, totals: Tensor, weight: Tensor, norm: Tensor) -> None:
+        """Called at the step's end with its sums over all ranks, what they are divided by (0-d; 1
+        where nothing counts), and the norm of the gradient before clipping (0-d; not finite where
+        a step in fp16 was skipped)."""
 
 
 class ModelOps(Protocol):
@@ -271,44 +315,23 @@ class ModelSteps(Protocol):
             `numbers` as tensors (0-d), and runs none of its Python again.
         """
 
-    def micro_batch(
-        self, model: nn.Module, *, first: bool, last: bool
-    ) -> AbstractContextManager[Callable[[Tensor], None]]:
-        """Around one forward and backward pass of an optimizer step.
+    def train_step(
+        self, trained: Trained, batches: Sequence[Batch], lr: float, average_weight: float
+    ) -> bool:
+        """One optimizer step over its micro-batches; False where `forward` dropped it.
 
-        Gives the backward pass of this rank's part of a loss that is the sum of the ranks' parts.
-        It runs on the part times the ranks, times the scale under fp16: user code in it sees what
-        it sees in a loop of torch whose gradients DDP averages. Gradients accumulate until `step`;
-        they are reduced once, after the last micro-batch.
-        """
-
-    def step(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        lr: float | Tensor,
-        weight: Tensor,
-        clip_norm: float | None = None,
-        after: AfterStep | None = None,
-        average: Callable[[], Average] | None = None,
-        finite: Tensor | None = None,
-    ) -> Tensor:
-        """Reduces the gradients, divides them by `weight`, clips, steps, calls `after`, updates the
-        EMA weights.
+        Passes, gradients over all ranks, clipping, the optimizer, `after_step`, the EMA's update,
+        `record`: one program for each shape where this hardware has that.
 
         lr: the step's rate; a group's own is `lr` times its `lr_scale`.
-        weight: what the sum of the step's losses is to be divided by (0-d, on the device): its
-            total weight over all ranks, in the unit that the losses were divided by before.
-        average: called last, as `after` may put other tensors in the place of buffers.
-        finite: on the device, an entry for each parameter in the order of the optimizer's groups:
-            becomes 0 where a gradient was not finite, else 1.
+        average_weight: what `average` is given.
 
-        Returns the norm of that gradient before clipping (0-d; not finite when an fp16 step was
-        skipped). Gradients are cleared. `finish` ends the step.
+        User code in a backward pass sees what it sees in a loop of torch whose gradients DDP
+        averages: the gradient of the ranks' mean, times the scale under fp16.
         """
 
     def finish(self) -> None:
-        """Ends a step of training, evaluation or generation: executes its graph, reads nothing."""
+        """Ends a step of evaluation or generation: executes its graph, reads nothing."""
 
     def state(self) -> BackendState:
         """This rank's gradient scaler."""

@@ -31,22 +31,27 @@ class NotOneProgramError(Exception):
 
 @dataclass(frozen=True)
 class StepCall:
-    """A call of a bound method, `function(batches, *numbers)`."""
+    """A call `function(batches, *numbers)`.
 
+    owner: what programs are kept for; they read what its `task`, `model` and `optimizer` hold.
+    """
+
+    name: str
     function: Callable[..., Any]
     batches: Sequence[Batch]
     numbers: Sequence[float | Tensor]
+    owner: Any
+
+    @classmethod
+    def of_method(
+        cls, method: Callable[..., Any], batches: Sequence[Batch], numbers: Sequence[float]
+    ) -> "StepCall":
+        """Of a bound method, whose object is the owner."""
+        bound: Any = method
+        return cls(bound.__name__.strip("_"), method, batches, numbers, bound.__self__)
 
     def __call__(self) -> Any:
         return self.function(self.batches, *self.numbers)
-
-    @property
-    def owner(self) -> Any:
-        return getattr(self.function, "__self__", self.function)
-
-    @property
-    def name(self) -> str:
-        return getattr(self.function, "__name__", "step").strip("_")
 
     @property
     def given(self) -> list[Tensor]:

@@ -1,13 +1,20 @@
 """The child of `device_trials.STEPS`: steps that are recorded against the same ones traced."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tpukit.hardware.backend import Average, Batch, OptimizerSettings, ParameterGroup
+from tpukit.hardware.backend import (
+    Average,
+    Batch,
+    OptimizerSettings,
+    ParameterGroup,
+    StepSums,
+    Trained,
+)
 from tpukit.hardware.device_trials import answer_parent
 from tpukit.hardware.options import HardwareOptions
 from tpukit.hardware.select import open_backend
@@ -31,8 +38,11 @@ def step_answers(options: HardwareOptions) -> Iterator[dict[str, Any]]:
     yield {"next": "", "reason": reason, "errors": {}}
 
 
-class TrialSteps:
+class TrialSteps(Trained):
     """A small model after a few steps of changing rates, with dropout and EMA weights."""
+
+    clip_norm = 1.0
+    after_step = None
 
     def __init__(self, backend: Any) -> None:
         torch.manual_seed(0)
@@ -42,25 +52,26 @@ class TrialSteps:
         trained = list(self.model.parameters())
         self.optimizer = backend.optimizer([ParameterGroup(trained, 0.01)], OptimizerSettings())
         self.averages = [parameter.detach().clone() for parameter in trained]
+        self.step_sums = StepSums(2, backend.device)
+        self.finite = torch.ones(len(trained), device=backend.device)
         backend.finish()
         for step in range(STEPS):
             rows = torch.randn(8 * backend.devices, 16)
-            [batch] = backend.batches([{"x": rows}])
+            [batch] = backend.batches([{"x": rows, "mask": torch.ones(len(rows))}])
             backend.load_state({"seed": step})
-            backend.run(self.step, [batch], 1e-2 / (step + 1), step % 2 / 2)
-            backend.finish()
+            backend.train_step(self, [batch], 1e-2 / (step + 1), step % 2 / 2)
 
-    def step(self, batches: Sequence[Batch], lr: float | Tensor, weight: float | Tensor) -> None:
-        [batch] = batches
-        with self.backend.micro_batch(self.model, first=True, last=True) as backward:
-            with self.backend.autocast():
-                loss = self.model(batch["x"]).float().square().mean()
-            backward(loss)
-        pairs = self.averages, [parameter.detach() for parameter in self.model.parameters()]
-        self.backend.step(
-            self.optimizer, lr=lr, weight=torch.ones_like(loss), clip_norm=1.0,
-            average=lambda: Average(*pairs, weight),
-        )  # fmt: skip
+    def forward(self, batch: Batch) -> Tensor:
+        with self.backend.autocast():
+            loss = self.model(batch["x"]).float().square().mean()
+        return torch.stack([torch.ones_like(loss), loss])
+
+    def average(self, weight: float | Tensor) -> Average:
+        sources = [parameter.detach() for parameter in self.model.parameters()]
+        return Average(self.averages, sources, weight)
+
+    def record(self, totals: Tensor, weight: Tensor, norm: Tensor) -> None:
+        pass
 
     def state(self) -> dict[str, Tensor]:
         averages = {f"average {place}": tensor for place, tensor in enumerate(self.averages)}

@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tpukit.errors import UsageError
-from tpukit.hardware.backend import AfterStep, Backend, Batch
+from tpukit.hardware.backend import Average, Backend, Batch, StepDroppedError, StepSums
 from tpukit.train.checks import check_loss
 from tpukit.train.config import TrainConfig
 from tpukit.train.loss_inputs import LossInputs
@@ -27,7 +26,7 @@ from tpukit.train.optimizer import (
     start_ema,
 )
 from tpukit.train.optimizer_state import OptimizerState
-from tpukit.train.passes import Passes
+from tpukit.train.passes import BeforePasses, Passes
 from tpukit.train.task import Task, overrides
 from tpukit.train.user_code import place_of
 
@@ -157,6 +156,20 @@ class StepMetrics:
     bad: BadStep | None
 
 
+class _Asked:
+    """A step's question after each forward pass whether to drop it."""
+
+    def __init__(self, interrupt: Callable[[int], bool], before: BeforePasses) -> None:
+        self.interrupt = interrupt
+        self.before = before
+        self.passes = 0
+
+    def drops(self, passes: Passes) -> bool:
+        """Whether it is dropped, and its passes are undone."""
+        self.passes += 1
+        return self.interrupt(self.passes) and passes.undo(self.before)
+
+
 class Learner:
     """A task's model on a backend, with its optimizer and EMA weights.
 
@@ -192,20 +205,18 @@ class Learner:
         self.clip_norm = clip_norm or None
         self.seed = seed
         self.steps_done = 0
-        self._interrupt: Callable[[int], bool] | None = None
+        self._asked: _Asked | None = None
         self._rates: list[Any] = []
         """Those of the last step."""
         self._passes = Passes(backend.unwrap(model))
         self._names: list[str] = []
         device = backend.device
         self.window = torch.zeros(MOST_SUMS, device=device)
-        self._step_totals = torch.zeros(MOST_SUMS, device=device)
-        self._unit = torch.zeros((), device=device)
-        """The weight of the step's first micro-batch, which its backward passes divide by."""
+        self.step_sums = StepSums(MOST_SUMS, device)
         self._norms = _fresh_norms(device)
         self._latch = torch.zeros(3, device=device)
         """[steps made, the first of these with a loss that is not finite, with such a gradient]."""
-        self._finite = torch.ones(len(self.trained), device=device)
+        self.finite = torch.ones(len(self.trained), device=device)
         """0 for each trained parameter whose gradient was not finite in the last step."""
         self._finite_then = torch.ones(len(self.trained), device=device)
         """The same of the first step with such a gradient."""
@@ -221,18 +232,20 @@ class Learner:
         interrupt: asked after each forward pass, with their number; where it says so the step is
             dropped, and its state is that from before. Returns whether the step was made.
         """
-        self._interrupt = interrupt
+        self._asked = None if interrupt is None else _Asked(interrupt, self._passes.before())
         require_rates(self.optimizer, self._rates)
         if self.ema:
             self.ema.follow()
         self.seed_draws()
         weight = self.ema.schedule.weight(self.steps_done + 1) if self.ema else 0.0
         with errors_named(self.optimizer, self.optimizer_state.parameters):
-            if not self.backend.run(self._step, batches, lr, weight):
+            if not self.backend.train_step(self, batches, lr, weight):
                 return False
+        if self._asked is not None:
+            self._passes.note(self._asked.before)
+            self._asked = None
         self._rates = rates_of(self.optimizer)
         self.steps_done += 1
-        self.backend.finish()
         if any(parameter.requires_grad for parameter in self._frozen):
             self.require_known_parameters()
         return True
@@ -258,55 +271,34 @@ class Learner:
         validation, a callback, the run that was resumed."""
         seed_loss(self.backend, self.seed, self.steps_done)
 
-    def _step(self, batches: Sequence[Batch], lr: float | Tensor, weight: float | Tensor) -> bool:
-        """`train_step` at a rate, with the weight of the EMA's update."""
-        interrupt = self._interrupt
-        before = None if interrupt is None else self._passes.before()
-        for index, batch in enumerate(batches):
-            first, last = index == 0, index == len(batches) - 1
-            with self.backend.micro_batch(self.model, first=first, last=last) as backward:
-                self._names, part = self.sums.forward(batch, self._names)
-                unwanted = interrupt is not None and interrupt(index + 1)
-                if unwanted and before is not None and self._passes.undo(before):
-                    self._begin_anew()
-                    self.optimizer.zero_grad(set_to_none=True)
-                    return False
-                sums = self.backend.all_reduce_sum(part.detach()) if first else part.detach()
-                self._choose_unit(sums[0], len(batch["mask"]))
-                backward(part[1] / self._unit)
-                # In place, so that every micro-batch is the same graph.
-                self._step_totals += part.detach()
-        if before is not None:
-            self._passes.note(before)
-        totals = sums if len(batches) == 1 else self.backend.all_reduce_sum(self._step_totals)
-        # The gradient of a step in which nothing counts is zero.
-        total = torch.where(totals[0] == 0, 1.0, totals[0])
-        after = None
-        if overrides(self.task, "after_step"):
-            after = AfterStep(self.model, self._after_optimizer)
-        norm = self.backend.step(
-            self.optimizer,
-            lr=lr,
-            weight=total / self._unit,
-            clip_norm=self.clip_norm,
-            after=after,
-            average=partial(self.ema.update, weight) if self.ema else None,
-            finite=self._finite,
-        )
-        self._after(totals, total, norm)
-        return True
+    # -- what a step is made of: see `Trained` ----------------------------------------------------
+    def forward(self, batch: Batch) -> Tensor:
+        """(MOST_SUMS,): see `weighted_sums`."""
+        self._names, part = self.sums.forward(batch, self._names)
+        if self._asked is not None and self._asked.drops(self._passes):
+            raise StepDroppedError
+        return part
+
+    @property
+    def after_step(self) -> Callable[[nn.Module], object] | None:
+        """The task's own, where it has one."""
+        return self._after_optimizer if overrides(self.task, "after_step") else None
 
     def _after_optimizer(self, model: nn.Module) -> None:
         rates = rates_of(self.optimizer)
         self.task.after_step(model)
         require_rates(self.optimizer, rates)
 
+    def average(self, weight: float | Tensor) -> Average | None:
+        return self.ema.update(weight) if self.ema else None
+
     @torch.no_grad()
-    def _choose_unit(self, weight: Tensor, rows: int) -> None:
-        """Keeps the first micro-batch's weight for the step: what user code sees in a backward pass
-        (hooks, autograd functions) is the gradient of a mean."""
-        weight = torch.where(weight == 0, float(rows), weight)
-        self._unit.copy_(torch.where(self._unit == 0, weight, self._unit))
+    def record(self, totals: Tensor, weight: Tensor, norm: Tensor) -> None:
+        """Updates the latch and the sums for the log in the step's own graph."""
+        self.window += totals / weight
+        norm = norm.detach().float()
+        self._update_latch(totals[1], norm)
+        self._update_norms(norm)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -326,24 +318,11 @@ class Learner:
             self._passes.put_back(before)
             self.backend.finish()
 
-    @torch.no_grad()
-    def _after(self, totals: Tensor, weight: Tensor, norm: Tensor) -> None:
-        """Updates the latch and the sums for the log in the step's own graph."""
-        self.window += totals / weight
-        norm = norm.detach().float()
-        self._update_latch(totals[1], norm)
-        self._update_norms(norm)
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        self._step_totals.zero_()
-        self._unit.zero_()
-
     def _update_latch(self, loss: Tensor, norm: Tensor) -> None:
         steps, bad_loss, bad_gradient = self._latch.unbind()
         steps = steps + 1
         is_first = ~torch.isfinite(norm) & (bad_gradient == 0)
-        self._finite_then.copy_(torch.where(is_first, self._finite, self._finite_then))
+        self._finite_then.copy_(torch.where(is_first, self.finite, self._finite_then))
         bad_gradient = torch.where(is_first, steps, bad_gradient)
         bad_loss = torch.where(~torch.isfinite(loss) & (bad_loss == 0), steps, bad_loss)
         self._latch.copy_(torch.stack([steps, bad_loss, bad_gradient]))

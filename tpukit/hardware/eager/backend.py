@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 from tpukit.errors import ConfigError, HardwareError
 from tpukit.hardware.backend import (
     HALVES,
-    AfterStep,
     Average,
     BackendState,
     Batch,
@@ -29,6 +28,7 @@ from tpukit.hardware.backend import (
     OptimizerSettings,
     ParameterGroup,
     TorchOps,
+    Trained,
 )
 from tpukit.hardware.collectives import (
     Collectives,
@@ -71,6 +71,7 @@ from tpukit.hardware.optimizers import (
 )
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.step_programs import StepCall
+from tpukit.hardware.train_step import AfterStep, step_call
 from tpukit.io.process import allowed_cores, die_with_parent, output_sent_to
 from tpukit.knowledge.accelerators import peak_flops
 
@@ -234,15 +235,25 @@ class EagerBackend(TorchOps):
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def run(self, function: Callable[..., Any], batches: Sequence[Batch], *numbers: float) -> Any:
+        return self._run(StepCall.of_method(function, batches, numbers))
+
+    def train_step(
+        self, trained: Trained, batches: Sequence[Batch], lr: float, average_weight: float
+    ) -> bool:
+        made: bool = self._run(step_call(self, trained, batches, lr, average_weight))
+        self.finish()
+        return made
+
+    def _run(self, step: StepCall) -> Any:
         if not (self.compiles and self.parallelism.is_recordable):
-            return function(batches, *numbers)
+            return step()
         if self._stateless is not None and torch.is_grad_enabled():
             optimizer, self._stateless = self._stateless, None
             if not any(optimizer.state.values()):
-                return function(batches, *numbers)
+                return step()
         token = RUNNING.set(self)
         try:
-            return self.eager.run(StepCall(function, batches, numbers), self.all_gather_objects)
+            return self.eager.run(step, self.all_gather_objects)
         finally:
             RUNNING.reset(token)
 
@@ -270,7 +281,7 @@ class EagerBackend(TorchOps):
         weight: Tensor,
         clip_norm: float | None = None,
         after: AfterStep | None = None,
-        average: Callable[[], Average] | None = None,
+        average: Callable[[], Average | None] | None = None,
         finite: Tensor | None = None,
     ) -> Tensor:
         rates = [group["lr"] for group in optimizer.param_groups]

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from tpukit.errors import HardwareError
 from tpukit.hardware.backend import (
     HALVES,
-    AfterStep,
     Average,
     BackendState,
     Batch,
     DeviceUsage,
     OptimizerSettings,
     ParameterGroup,
+    Trained,
 )
 from tpukit.hardware.collectives import (
     COLLECTIVE_TIMEOUT,
@@ -62,6 +62,7 @@ from tpukit.hardware.optimizers import (
 from tpukit.hardware.options import HardwareOptions, Kind, Precision, choose_precision
 from tpukit.hardware.prefetch import prefetch
 from tpukit.hardware.step_programs import StepCall
+from tpukit.hardware.train_step import AfterStep, step_call
 from tpukit.hardware.xla.lowerings import fallback_counts, register_lowerings
 from tpukit.hardware.xla.mesh import DeviceMesh
 from tpukit.hardware.xla.ops import XlaOps, running
@@ -119,8 +120,6 @@ class XlaBackend(XlaOps):
         """Writes to each accumulated gradient before the step."""
         self._unused: dict[nn.Parameter, Tensor] = {}
         """Zeros that the last step's losses added nothing to, for the next step to add to."""
-        self._ends_step = False
-        """Whether the next `finish` ends an optimizer step."""
         self.recorded: XlaPrograms | None = None
         """Steps that are executed without tracing; None where each is traced."""
         self._takes_rates: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -199,9 +198,20 @@ class XlaBackend(XlaOps):
             torch.clear_autocast_cache()
 
     def run(self, function: Callable[..., Any], batches: Sequence[Batch], *numbers: float) -> Any:
-        if self.recorded is None:
-            return function(batches, *numbers)
-        return self.recorded.run(StepCall(function, batches, numbers))
+        return self._run(StepCall.of_method(function, batches, numbers))
+
+    def train_step(
+        self, trained: Trained, batches: Sequence[Batch], lr: float, average_weight: float
+    ) -> bool:
+        made: bool = self._run(step_call(self, trained, batches, lr, average_weight))
+        self.finish()
+        if self.memory_limit is not None and self._compiled != self.compilations():
+            self.memory_limit.enforce()
+            self._compiled = self.compilations()
+        return made
+
+    def _run(self, step: StepCall) -> Any:
+        return step() if self.recorded is None else self.recorded.run(step)
 
     def record_steps(self) -> None:
         """Runs the third step of a shape, and later ones, as a program without their Python."""
@@ -268,7 +278,7 @@ class XlaBackend(XlaOps):
         weight: Tensor,
         clip_norm: float | None = None,
         after: AfterStep | None = None,
-        average: Callable[[], Average] | None = None,
+        average: Callable[[], Average | None] | None = None,
         finite: Tensor | None = None,
     ) -> Tensor:
         gradients = gradients_of(optimizer)
@@ -289,12 +299,11 @@ class XlaBackend(XlaOps):
         if after is not None:
             with running(self):
                 after.function(after.model)
-        if average is not None:
-            update = average()
+        update = None if average is None else average()
+        if update is not None:
             assert not isinstance(update.weight, Tensor)
             weight = self._host_value(torch.tensor, update.weight)
             move_towards(*update._replace(weight=weight))
-        self._ends_step = True
         return norm
 
     def _step(
@@ -325,12 +334,6 @@ class XlaBackend(XlaOps):
             self.recorded.has_executed = False
         else:
             self._sync()
-        if not self._ends_step:
-            return
-        self._ends_step = False
-        if self.memory_limit is not None and self._compiled != self.compilations():
-            self.memory_limit.enforce()
-            self._compiled = self.compilations()
 
     def _sync(self) -> None:
         if self.recorded is not None and self.recorded.recorder is not None:

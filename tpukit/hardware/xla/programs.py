@@ -4,7 +4,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
@@ -199,7 +199,7 @@ class XlaPrograms(StepPrograms[RecordedStep]):
             self.say(f"a step is traced each time: {reason}")
             xm.set_rng_state(self._seed)
             return None, step()
-        numbered = StepCall(step.function, step.batches, _numbered(step.numbers))
+        numbered = replace(step, numbers=_numbered(step.numbers))
         before, drawn, modules = PythonState(step.owner), host_state(), len(sys.modules)
         self._sent, self._actions = [], []
         compiled = {part.graph for part in known.parts} if known else set()
