@@ -5,7 +5,7 @@ out=${TPUKIT_DEMO:-demo}
 
 echo "== Electrical impedance tomography: simulate, train, test"
 tpukit data eit --out "$out/eit" --n 6000 --seed 1
-tpukit train --preset quick --data-path "$out/eit" --results-dir "$out/deit" --max-time 3m
+tpukit train --preset quick --data-path "$out/eit" --results-dir "$out/deit" --max-time 150s
 tpukit test --run "$out/deit" --data simulated --data-path "$out/eit" --samples 4 --limit 64 --out "$out/deit/test"
 if [ -n "${TPUKIT_UEF2017:-}" ]; then
   tpukit test --run "$out/deit" --data uef2017 --data-path "$TPUKIT_UEF2017" --samples 8 --out "$out/deit/uef2017"

@@ -60,7 +60,7 @@ def share_servers(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory()
     os.environ[SHARED] = folder.name
     config.add_cleanup(folder.cleanup)
-    for stack in ("torch", "torch_xla"):
+    for stack in filter(find_spec, ("torch", "torch_xla")):
         config.add_cleanup(start_server(stack, folder.name).kill)
 
 

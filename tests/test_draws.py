@@ -26,7 +26,12 @@ ON_GPU = [
 ]
 MARKED = [
     pytest.param(
-        way, marks={"xla-4": [pytest.mark.xla, pytest.mark.slow], "gpu": ON_GPU}.get(way, [])
+        way,
+        marks={
+            "two-ranks": [pytest.mark.slow],
+            "xla-4": [pytest.mark.xla, pytest.mark.slow],
+            "gpu": ON_GPU,
+        }.get(way, []),
     )
     for way in WAYS
 ]
@@ -68,7 +73,7 @@ def test_validation_and_logs_leave_the_curve_alone_and_test_finds_its_numbers(tm
     assert other["device"] != found[0]["device"] and other["host"] != found[0]["host"]
 
 
-@pytest.mark.parametrize("way", [way for way in MARKED if way.marks])
+@pytest.mark.parametrize("way", MARKED[2:])
 def test_a_stream_and_the_loss_beside_it_draw_on_a_device_what_they_draw_on_a_cpu(tmp_path, way):
     """The thread that sends batches must not draw beside the one that trains."""
     arguments = ["--set", "stream=true", "--max-steps", "60", "--log-every", "1"]

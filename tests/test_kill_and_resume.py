@@ -44,7 +44,8 @@ def run_killed(run, hw, kills, env, tmp_path, arguments=ARGUMENTS):
     [
         (["cpu"], {}, ["half:2", "fsync:4", "rename:1", "replace:2", "step:4"]),
         pytest.param(["cpu"], {}, KILLS, marks=pytest.mark.slow),
-        (["cpu", "--precision", "fp16", "--lr", "3e-3"], {}, ["half:2", "step:4"]),
+        pytest.param(["cpu", "--precision", "fp16", "--lr", "3e-3"], {}, ["half:2", "step:4"],
+                     marks=pytest.mark.slow),
         pytest.param(["tpu"], VIRTUAL_TPU, ["compile:60", "half:2", "copy:2"],
                      marks=[pytest.mark.slow, pytest.mark.xla]),
     ],

@@ -117,7 +117,7 @@ def at_random(ranks: int) -> list[str]:
 @pytest.mark.parametrize(
     ("ranks", "kills"),
     [
-        (2, SOME),
+        pytest.param(2, SOME, marks=pytest.mark.slow),
         pytest.param(2, KILLS, marks=pytest.mark.slow),
         pytest.param(4, KILLS, marks=pytest.mark.slow),
         pytest.param(2, at_random(2), marks=pytest.mark.slow),

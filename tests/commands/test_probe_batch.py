@@ -269,6 +269,7 @@ def test_a_bare_model_is_compiled(tmp_path):
 # -- the compiler ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.plan
 @pytest.mark.xla
 def test_the_compilers_reports_are_used_and_cached(tmp_path):

@@ -37,7 +37,12 @@ WAYS = {
 }  # fmt: skip
 MARKS = {"xla-4": [pytest.mark.slow, pytest.mark.xla], "fsdp-2": pytest.mark.slow,
          "own-statistics": pytest.mark.slow}  # fmt: skip
-CASES = [pytest.param(task, way, marks=MARKS.get(way, ())) for task in WAYS for way in WAYS[task]]
+MARKS |= {("moco", "two-ranks"): pytest.mark.slow}
+CASES = [
+    pytest.param(task, way, marks=MARKS.get(way) or MARKS.get((task, way), ()))
+    for task in WAYS
+    for way in WAYS[task]
+]
 EXACT = ("valid_near_rows", "valid_far_rows", "valid_near_ordered", "valid_far_ordered")
 
 

@@ -94,10 +94,10 @@ of_gemma3 = pytest.mark.parametrize("runs", ["Gemma3"], indirect=True)
 """The family with the most kinds of layers stands for the others where they share the code."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runs", "way"), [
-    ("Qwen3", "packed"),
-    *(pytest.param(name, "packed", marks=pytest.mark.slow) for name in ("Gemma2", "Olmo2")),
-    *(pytest.param("Gemma3", way, marks=pytest.mark.slow) for way in WAYS),
+    *((name, "packed") for name in ("Qwen3", "Gemma2", "Olmo2")),
+    *(("Gemma3", way) for way in WAYS),
 ], indirect=["runs"])  # fmt: skip
 def test_the_same_losses_weights_and_answers(runs, way):  # type: ignore[no-untyped-def]
     hardware, options = WAYS[way]

@@ -79,7 +79,8 @@ def whole(place):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("options", [
-    ["--accumulate", 2, "--set", "recompute=true"], ["--accumulate", 4],
+    pytest.param(["--accumulate", 2, "--set", "recompute=true"], marks=pytest.mark.slow),
+    ["--accumulate", 4],
     pytest.param(["--compile"], marks=pytest.mark.slow),
 ], ids=str)  # fmt: skip
 def test_the_same_parameters_however_a_step_is_cut(place, whole, options):  # type: ignore[no-untyped-def]
