@@ -70,6 +70,7 @@ def one_graph_each(summary, *, accumulates):
     assert summary["compilations_after_warmup"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "way"), [*cases(["two-ranks", "xla-8"])], indirect=["reference"]
 )

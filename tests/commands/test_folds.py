@@ -230,7 +230,8 @@ KILLS = ["fold-0/held_out.csv", "fold-1/checkpoints/step-00000010"]
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kills", [KILLS, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [KILLS, 30])
 def test_folds_killed_anywhere_end_in_the_same_bytes(place, kills):
     """In training, between folds, in validation, in `predict`."""
     run = f"killed-{kills if isinstance(kills, int) else 'at'}"
