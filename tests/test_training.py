@@ -233,6 +233,7 @@ def test_a_profile_of_a_few_steps(tmp_path):
     assert any(f.stat().st_size for f in (run / "profile").rglob("*") if f.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.xla
 def test_a_run_moves_from_virtual_tpu_to_cpu(tmp_path, whole):
     run = tmp_path / "run"

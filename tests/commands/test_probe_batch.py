@@ -385,6 +385,7 @@ def test_versions_that_do_not_match_are_named(tmp_path):
     assert "libtpu 0.9.9" in found["message"] and "libtpu 0.0.21" in found["message"]
 
 
+@pytest.mark.slow
 def test_gpus_that_are_not_here_side_by_side(tmp_path):
     file = tmp_path / "wide.py"
     file.write_text("import torch\n\ndef make():\n    return torch.nn.Linear(4096, 4096)\n")

@@ -211,6 +211,7 @@ def test_a_compiler_on_a_small_machine_ends_with_an_error(tmp_path):
     assert done.returncode == 1 and len(lines) == 3, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.xla
 def test_xla_ends_with_the_same_error(tmp_path):
     """With a limit, a device would wait for the one whose allocation failed, and abort."""

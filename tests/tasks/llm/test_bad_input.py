@@ -163,6 +163,7 @@ def test_a_sample_with_other_ids(tmp_path: Path) -> None:
         require_match(columns, ["a", "b", "summary"], read_table(sample))
 
 
+@pytest.mark.slow
 def test_two_predictions_into_one_file(tmp_path: Path) -> None:
     out, backend = tmp_path / "submission.csv", FakeBackend()
     with (
