@@ -269,7 +269,10 @@ class SummarizeTask(Task):
             length = np.array([self.shape.block_size * (1 + self.has_pairs)])
             sizes = SetSizes.of(SampleSizes(length, -(-length // 10)))
         rows, vocabulary = self._row_shape(sizes, settings), self.shape.vocabulary_size
-        return [example_batch(rows, settings.devices, vocabulary, pairs=self.has_pairs)]
+        example = example_batch(
+            rows, settings.devices, vocabulary, sizes.longest, pairs=self.has_pairs
+        )
+        return [example]
 
     # -- model ------------------------------------------------------------------------------------
     @cached_property

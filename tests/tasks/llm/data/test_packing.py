@@ -206,3 +206,27 @@ def test_without_data_a_batch_is_packed_as_in_training(tmp_path, micro_rows, dev
     losses = [task.loss(model, batch) for batch in (real, made)]
     assert abs(losses[1]["weight"] - losses[0]["weight"]) < 8 * devices  # places are rounded up
     assert torch.isfinite(losses[1]["loss"]).all()
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("has_data", [True, False])
+def test_no_sample_of_a_probed_batch_is_longer_than_the_context(tmp_path, has_data, pairs):
+    """A packed row may be: learned positions end where the context does."""
+    columns = {"prompt_column": "dialogue", "completion_column": "summary", "id_column": ""}
+    digits = np.random.default_rng(0).integers(10, size=(60, 240)).astype(str)
+    rows = [f"{''.join(r[:200])},{''.join(r[200:220])},{''.join(r[220:])}" for r in digits]
+    (tmp_path / "train.csv").write_text("\n".join(["dialogue,summary,other", *rows]))
+    task = SummarizeTask(
+        data_path=str(tmp_path) if has_data else "nowhere", model="1x2x16", tokenizer="train",
+        vocabulary_size=300, block_size=256, rejected_column="other" if pairs else "",
+        template="{dialogue}", **columns,
+    ).for_probing()  # fmt: skip
+    for micro_rows in (1, 4, 6):
+        [batch] = task.probe_batches(PlanSettings(micro_rows, micro_rows, 1, 0, compiles=True))
+        positions = torch.arange(batch["starts"].shape[1]) - batch["starts"]
+        assert positions.max() < 256
+        out = task.loss(task.build_model(TorchOps()), batch)
+        assert torch.isfinite(out["loss"]).all() and float(out["weight"]) > 0
+        if pairs:
+            counts = [int((batch["pairs"] * sign > 0).sum()) for sign in (1, -1)]
+            assert min(counts) > 0 and abs(counts[0] - counts[1]) <= batch["pairs"].max()

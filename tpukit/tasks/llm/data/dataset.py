@@ -134,13 +134,23 @@ def collate_tokens(samples: Sequence[Sample], micro: MicroBatch) -> Batch:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def example_batch(shape: RowShape, devices: int, vocabulary: int, *, pairs: bool = False) -> Batch:
-    """A full batch of a shape, of synthetic data, two samples to a packed row."""
-    rows, each = shape.rows * devices, 1 + shape.packed
+def example_batch(
+    shape: RowShape, devices: int, vocabulary: int, longest: int, *, pairs: bool = False
+) -> Batch:
+    """A full batch of a shape, of synthetic data: at least two samples to a packed row, none longer
+    than `longest`."""
+    rows = shape.rows * devices
+    each = max(2, -(-shape.length // longest)) if shape.packed else 1
     length = shape.length // each
     targets = min(max(1, shape.targets // (each * shape.rows)), length - 1)
-    sample = {"tokens": np.arange(length) % vocabulary, "targets": targets}
-    sample |= {"rejected_at": length - targets // 2} if pairs else {}
+    sample: dict[str, Any] = {"tokens": np.arange(length) % vocabulary, "targets": targets}
+    if pairs:
+        middle, place = length // 2, np.arange(length)
+        rejected = place >= length - targets // 2
+        sample |= {
+            "rejected_at": middle,
+            "learned": rejected | ((place < middle) & (place >= middle - (targets + 1) // 2)),
+        }
     keys = (SampleKey(VALIDATION_EPOCH, 0),) * (each * rows)
     micro = MicroBatch(keys, rows, shape, counts=(each,) * rows)
     return collate_tokens([sample] * len(keys), micro)
