@@ -90,6 +90,9 @@ def fit(
         log(remark)
     hardware = settings.backend_options(request.config)
     in_this_process(hardware, log)
+    from tpukit.train.task import import_before_limit
+
+    import_before_limit(request.task, request.config)
     with opened_backend(hardware, log, once=False, runs=request.run_folders) as backend:
         import torch
 

@@ -72,6 +72,8 @@ def run_training(
         check_search(search, plan, {})
         output.result(size_batch(request, task_source(request), plan, search, output.text))
         return None
+    from tpukit.train.task import import_before_limit
+
     hardware = settings.backend_options(request.config)
     wait_for_ending_owner(
         request.folder.lock,
@@ -81,6 +83,7 @@ def run_training(
         ),
     )
     in_all_ranks(hardware, kind, output)
+    import_before_limit(request.task, request.config)
     with opened_backend(hardware, output.text, runs=request.run_folders) as backend:
         from tpukit.train.run import train_run
 

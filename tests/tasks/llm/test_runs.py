@@ -14,6 +14,7 @@ from runs import (
     latest,
     metrics,
     parameters,
+    python,
     relative_difference,
     result,
     started,
@@ -87,6 +88,16 @@ def test_the_same_parameters_however_a_step_is_cut(place, whole, options):  # ty
     name = "run" + "".join(map(str, options))
     train_here(place, name, "--max-steps", 10, "--ckpt-every", 5, *options)
     assert relative_difference(parameters(place / name), parameters(whole)) < 1e-4
+
+
+@pytest.mark.slow
+def test_what_a_model_imports_does_not_count_against_the_limit(place):  # type: ignore[no-untyped-def]
+    """The largest batch of `probe-batch` would not train: transformers alone takes 150 MB. In a new
+    process: a fork has imported it."""
+    words = ["summarize-train", "--data-path", place / "data", "--results-dir", place / "limited",
+             "--hw", "cpu", "--json", *SMALL, "--max-steps", 1,
+             "--memory-limit", "200MB"]  # fmt: skip
+    result(python("-m", "tpukit", *words, env=env_of(place)))
 
 
 @pytest.mark.slow
