@@ -186,6 +186,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path):
         assert not list((folder / "run" / "checkpoints").glob(".*partial"))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_refused_removes_nothing_of_the_other(tmp_path):
     """The other has made its folders and its lock, and written nothing yet."""
     folder = RunFolder(tmp_path / "run")

@@ -209,6 +209,7 @@ def test_the_commands_take_addresses(s3, whole, monkeypatch, tmp_path):
     assert tensors_at(address) == whole  # a test writes no checkpoint
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_in_a_request_goes_on(s3, whole):
     """While the state file of the second checkpoint is written."""
     address, faults = s3

@@ -133,7 +133,7 @@ class TriedOptimizer:
         plain = {form: False for form in FORMS if form in group and send is None}
         options = {key: value for key, value in group.items() if key != "params"}
         # Another rate in each, which may decide a state too: a first step is seldom at the peak.
-        rate = (float(group["lr"]) or 1.0) / (2 + seed)
+        rate = (float(group.get("lr", 0.0)) or 1.0) / (2 + seed)
         options |= {**plain, "lr": send(torch.tensor(rate)) if send else rate}
         self.state = FirstValues()
         groups = [{**deepcopy(options), "params": [self.weights]}]

@@ -9,8 +9,9 @@ def answer(name, *arguments, devices="1", **variables):
     return last_json(script(name, *arguments, env=env, timeout=400))
 
 
-SMALL = ("1,256,256,16",)
+SMALL = ("1,128,128,16",)
 LARGE = (
+    "1,256,256,16",
     "2,128,256,32",
     "1,128,128,64",
     "2,384,384,32",

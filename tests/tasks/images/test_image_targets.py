@@ -258,6 +258,7 @@ def test_several_labels_are_submitted_as_timm_predicts_them(competitions, tmp_pa
     assert tested["metrics"]["auc"] == pytest.approx(last["valid_auc"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_number_is_learned_beside_columns_of_the_table(competitions, tmp_path):
     folder, run = competitions / "appeal", tmp_path / "run"
     done = train(folder, run, "--set", "features=all", "--metric", "rmse")
