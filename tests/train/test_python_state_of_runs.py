@@ -105,3 +105,17 @@ def test_a_dropped_step_leaves_a_teacher_and_buffers_as_they_were(kind):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert not learner.train_step([batch, batch], 0.1, interrupt=lambda done: done == 2)
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+
+
+def test_a_step_that_may_be_dropped_copies_no_parameter_that_only_the_optimizer_moves():
+    """A copy of all weights would be what a long step on a full GPU has no memory for."""
+    task = Tiny()
+    learner = build_learner(task, FakeBackend(), nn.Linear(8, 2), TrainConfig(optimizer="sgd"))
+    batch = {
+        **task.probe_batches(PlanSettings(8, 8, 1, 0))[0],
+        "x": torch.randn(8, 8),
+        "y": torch.randn(8, 2),
+    }
+    for _ in range(2):
+        assert learner.train_step([batch, batch], 0.1, interrupt=lambda done: False)
+    assert learner._passes.before().copies == {}

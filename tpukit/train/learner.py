@@ -167,7 +167,10 @@ class _Asked:
     def drops(self, passes: Passes) -> bool:
         """Whether it is dropped, and its passes are undone."""
         self.passes += 1
-        return self.interrupt(self.passes) and passes.undo(self.before)
+        if self.interrupt(self.passes) and passes.undo(self.before):
+            return True
+        passes.note(self.before)  # now: the optimizer moves all that is trained
+        return False
 
 
 class Learner:
@@ -238,11 +241,11 @@ class Learner:
             self.ema.follow()
         self.seed_draws()
         weight = self.ema.schedule.weight(self.steps_done + 1) if self.ema else 0.0
-        with errors_named(self.optimizer, self.optimizer_state.parameters):
-            if not self.backend.train_step(self, batches, lr, weight):
-                return False
-        if self._asked is not None:
-            self._passes.note(self._asked.before)
+        try:
+            with errors_named(self.optimizer, self.optimizer_state.parameters):
+                if not self.backend.train_step(self, batches, lr, weight):
+                    return False
+        finally:
             self._asked = None
         self._rates = rates_of(self.optimizer)
         self.steps_done += 1
