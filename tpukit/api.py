@@ -90,9 +90,11 @@ def fit(
         log(remark)
     hardware = settings.backend_options(request.config)
     in_this_process(hardware, log)
-    from tpukit.train.task import import_before_limit
+    from tpukit.train.loader import import_before_limit
+    from tpukit.train.task import for_probing
 
-    import_before_limit(request.task, request.config)
+    if hardware.memory_limit is not None:
+        import_before_limit(for_probing(request.task))
     with opened_backend(hardware, log, once=False, runs=request.run_folders) as backend:
         import torch
 

@@ -72,7 +72,8 @@ def run_training(
         check_search(search, plan, {})
         output.result(size_batch(request, task_source(request), plan, search, output.text))
         return None
-    from tpukit.train.task import import_before_limit
+    from tpukit.train.loader import import_before_limit
+    from tpukit.train.task import for_probing
 
     hardware = settings.backend_options(request.config)
     wait_for_ending_owner(
@@ -83,7 +84,8 @@ def run_training(
         ),
     )
     in_all_ranks(hardware, kind, output)
-    import_before_limit(request.task, request.config)
+    if hardware.memory_limit is not None:
+        import_before_limit(for_probing(request.task))
     with opened_backend(hardware, output.text, runs=request.run_folders) as backend:
         from tpukit.train.run import train_run
 

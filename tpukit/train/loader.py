@@ -170,6 +170,12 @@ class MicroBatchData(Dataset[Batch | TpukitError]):
         return place_of_samples(self.data, self.task.datasets)
 
 
+def import_before_limit(task: Task) -> None:
+    """Has a task (see `for_probing`) import what its model and batches need, in a run as in a
+    trial: a limit on memory that is set afterwards does not count it."""
+    example_batches(task, PlanSettings(1, 1, 1, 0))
+
+
 def example_batches(task: Task, settings: PlanSettings, data: Any = None) -> list[Batch]:
     """Host batches of each shape of a run planned with `settings`, the costliest first.
 

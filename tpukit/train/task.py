@@ -404,13 +404,6 @@ def for_probing(task: Task) -> Task:
     return task.for_probing() if overrides(task, "for_probing") else task
 
 
-def import_before_limit(task: Task, config: TrainConfig) -> None:
-    """Has a task import what its model needs: under a limit on memory that would count against it,
-    in a run and not in a trial."""
-    if config.memory_limit is not None:
-        for_probing(task)
-
-
 def as_recorded(task: Task, identity: Mapping[str, Any]) -> Task:
     """The task with the settings of an older run, whose checkpoint has this identity."""
     return task.as_recorded(identity) if overrides(task, "as_recorded") else task

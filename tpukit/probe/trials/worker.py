@@ -125,12 +125,10 @@ class TrialRunner:
     def _measure(self, request: TrialRequest) -> Trial:
         from tpukit.hardware.select import open_backend
         from tpukit.probe.trials.measure import measure_trial
-        from tpukit.train.loader import example_batches
-        from tpukit.train.task import PlanSettings
+        from tpukit.train.loader import import_before_limit
 
-        # As in a run, what the task imports comes before a memory limit.
         task = self._forms[request.form]
-        example_batches(task, PlanSettings(1, 1, 1, 0))
+        import_before_limit(task)
         backend = open_backend(self.setup.config)
         with backend.memory_meter() as read_memory:
             trial = measure_trial(task, self.setup.config, backend, request, read_memory)
