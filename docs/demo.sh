@@ -5,7 +5,7 @@ out=${TPUKIT_DEMO:-demo}
 
 echo "== Electrical impedance tomography: simulate, train, test"
 tpukit data eit --out "$out/eit" --n 6000 --seed 1
-tpukit train --preset quick --data-path "$out/eit" --results-dir "$out/deit" --max-time 150s
+tpukit train --preset quick --data-path "$out/eit" --results-dir "$out/deit" --max-time 2m
 tpukit test --run "$out/deit" --data simulated --data-path "$out/eit" --samples 4 --limit 64 --out "$out/deit/test"
 if [ -n "${TPUKIT_UEF2017:-}" ]; then
   tpukit test --run "$out/deit" --data uef2017 --data-path "$TPUKIT_UEF2017" --samples 8 --out "$out/deit/uef2017"
@@ -18,7 +18,7 @@ tpukit test --run "$out/images"
 tpukit predict --run "$out/images" --out "$out/shapes.csv"
 
 echo "== Dialogue summaries: make, train, predict"
-tpukit data dialogues --out "$out/dialogues" --n 20000 --seed 1
+tpukit data dialogues --out "$out/dialogues" --n 12000 --seed 1
 tpukit summarize-train --preset quick --data-path "$out/dialogues" --results-dir "$out/summaries" --max-time 90s
 tpukit predict --run "$out/summaries" --test-csv "$out/dialogues/test.csv" --out "$out/submission.csv"
 

@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,7 +54,8 @@ def kind(annotation: Any) -> str:
         return kind(several[0])
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
         return "|".join(str(choice.value) for choice in annotation)
-    return {"bool": "", "str": "text", "Path": "path"}.get(annotation.__name__, annotation.__name__)
+    plain = {"bool": "", "str": "text", "Any": "text", "Path": "path"}
+    return plain.get(annotation.__name__, annotation.__name__)
 
 
 # -- commands --------------------------------------------------------------------------------------
@@ -75,7 +77,7 @@ def option(parameter: inspect.Parameter) -> Option:
     default = parameter.default.value if isinstance(parameter.default, enum.Enum) else (
         parameter.default)  # fmt: skip
     text = info.help or ""
-    if default is not None and not isinstance(default, bool) and f"({default})" not in text:
+    if not isinstance(default, (bool, type, NoneType)) and f"({default})" not in text:
         text = f"{text.removesuffix('.')} (default: {default})."
     return Option(f"`{', '.join(names)}`", f"`{value}`" if value else "", text)
 

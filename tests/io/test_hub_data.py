@@ -30,7 +30,7 @@ def silent_hub(monkeypatch, tmp_path):
     [
         (lambda: load_tokenizer("gpt2"), "The GPT-2 tokenizer is not here"),
         (lambda: download("owner/name", "--init owner/name"), "--init owner/name: not a local"),
-        (lambda: local_data("hf://owner/name"), "hf://owner/name: the hub did not give it"),
+        (lambda: local_data("hf://owner/name"), "hf://owner/name: it could not be downloaded"),
     ],
     ids=["tokenizer", "model", "data"],
 )

@@ -89,5 +89,5 @@ def test_names_on_the_hub(pyarrow, tmp_path, monkeypatch):
         local_data("hf://name")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match="hf://owner/name: the hub did not give it"):
+    with pytest.raises(DataError, match="hf://owner/name: it could not be downloaded from the Hub"):
         local_data("hf://owner/name")

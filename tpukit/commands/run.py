@@ -47,7 +47,7 @@ def run_command(
         typer.Argument(metavar="COMMAND...", help="What to run, after `--`: -- python train.py."),
     ],
     silence: Annotated[
-        str, typer.Option(metavar="DURATION", help="Report a command that prints nothing so long.")
+        str, typer.Option(metavar="DURATION", help="Warn if the command is silent for this long.")
     ] = "30m",
     log: Annotated[
         Path | None,

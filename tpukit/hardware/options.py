@@ -32,13 +32,13 @@ class HardwareOptions:
     compile: bool | None = setting(None, panel=HARDWARE)
     """Use torch.compile (default: on GPUs, but for the preset quick and under 500 steps)."""
     kernels: Literal["auto", "on", "off"] = setting("auto", panel=HARDWARE)
-    """Own attention kernels on TPUs: auto tries them on a kind of device once, in a process of
-    their own, on uses them without that, off uses plain operations."""
+    """Own attention kernels on TPUs: auto (verified once per device type), on (without that
+    check) or off (plain operations)."""
     step_mode: Literal["auto", "recorded", "traced"] = setting("auto", panel=HARDWARE)
-    """Steps on TPUs: traced runs their Python each time, recorded twice, and then their program
-    alone; auto records."""
+    """Steps on TPUs: traced (the Python of every step runs), recorded (that of two; the others
+    replay their program) or auto (recorded, verified once per device type)."""
     compile_cache: str | None = setting(None, panel=HARDWARE)
-    """Folder in which a TPU's compiled programs are kept; a read-only one is read."""
+    """Folder for a TPU's compiled programs; a read-only one is read and not written."""
     deterministic: bool = setting(False, panel=HARDWARE)
     """Use deterministic kernels on GPUs, so that a resumed run is bit-equal there too."""
     memory_limit: int | None = setting(None, Range(1, 2**60), panel=HARDWARE, unit="SIZE")

@@ -62,7 +62,7 @@ def _download(name: str) -> Path:
         )  # fmt: skip
     except Exception as error:
         raise DataError(
-            f"hf://{name}: the hub did not give it ({type(error).__name__}).",
+            f"hf://{name}: it could not be downloaded from the Hub ({type(error).__name__}).",
             "Check the name (OWNER/NAME); a private or gated one needs HF_TOKEN. Without a network"
             " bring its files along and give their folder.",
         ) from error

@@ -120,7 +120,7 @@ class TrainConfig(TaskSettings, HardwareOptions):
     num_workers: int | None = setting(None, Range(0, 1024), panel=LENGTH_AND_LOGS)
     """DataLoader workers over all ranks of this host (default: from the cores, none on a CPU)."""
     loader_timeout: float = setting(600.0, Range(1, 30 * 86400, whole=False))
-    """Seconds that a batch of the DataLoader workers is waited for."""
+    """Longest wait for a batch of the DataLoader workers, in seconds."""
     accumulate: int | None = setting(None, BATCH, panel=BATCH_AND_RATE)
     """Gradient accumulation steps (default: the fewest that memory allows)."""
     beta1: float = setting(0.9, DECAY, decides=True)

@@ -50,7 +50,7 @@ def download(name: str, asked: str) -> Path:
         )
     except Exception as error:
         raise DataError(
-            f"{asked}: not a local directory, and the hub did not give it"
+            f"{asked}: not a local directory, and it could not be downloaded from the Hub"
             f" ({type(error).__name__}).",
             HUB_HINTS.get(type(error).__name__, BRING_A_FOLDER),
         ) from error

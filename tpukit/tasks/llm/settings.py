@@ -78,7 +78,7 @@ class SummarizeConfig:
     """The model's chat template goes around the prompt. With `--prompt-column messages` rows hold
     lists of messages, and all messages of the assistant are learned."""
     loss_on_prompt: bool = False
-    """The prompt is learned as well."""
+    """Also train on prompt tokens."""
     packing: bool = True
     """Several samples to a row; else one, filled up to the longest."""
     dropout: float = setting(0.0, DECAY)
